@@ -1,0 +1,100 @@
+"""What can happen to the coordinator (events), and what it can want done (effects).
+
+The core is `on(event, now) -> list[Effect]`; the shell feeds it events and performs the effects in order. Rule: nothing that follows a
+`Journal` effect may be performed before that record is durable. Neighbours: `core` decides, `server` performs, `journal` keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.coordinator.records import Record
+from shoal.protocol.admin import AdminCommand, AdminError, AdminReply
+from shoal.protocol.messages import Envelope, PeerId
+
+# --- events ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Connected:
+    """A peer opened a session stream. `peer` and `rights` come from its certificate, `seen_from` is its host as the socket sees it."""
+
+    connection: int
+    peer: PeerId
+    rights: frozenset[str]
+    seen_from: str = ""
+
+
+@dataclass(frozen=True)
+class Said:
+    """A message arrived on a stream."""
+
+    connection: int
+    envelope: Envelope
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """A stream broke or was closed."""
+
+    connection: int
+
+
+@dataclass(frozen=True)
+class TimePassed:
+    """The time that `Core.wake_at` asked for has come."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An operator asked for something; answered by exactly one `Answer` with the same `request`."""
+
+    request: int
+    by: PeerId
+    command: AdminCommand
+
+
+Event = Connected | Said | Disconnected | TimePassed | Asked
+
+# --- effects --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Make this record durable before performing anything that follows."""
+
+    record: Record
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a message on a stream; a stream that is gone swallows it."""
+
+    connection: int
+    envelope: Envelope
+
+
+@dataclass(frozen=True)
+class Close:
+    """End a stream after what was sent on it."""
+
+    connection: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer an operator's request."""
+
+    request: int
+    reply: AdminReply | AdminError
+
+
+@dataclass(frozen=True)
+class Log:
+    """Say a sentence to whoever watches the coordinator: a decision and its reason, when it changes."""
+
+    text: str
+    level: str = "info"
+
+
+Effect = Journal | Send | Close | Answer | Log

@@ -1,0 +1,186 @@
+"""What the journal remembers. The coordinator's durable state is a fold over these records, live and after a restart alike.
+
+Rule: a record holds facts, never conclusions that a later version of the code might draw differently. Records are append-only and
+their fields never change meaning; a new fact is a new field with a default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.protocol.messages import Contribution, Decision, Layout, PeerId, Span
+
+
+@dataclass(frozen=True)
+class RunCreated:
+    """The first record: which run this is. `spec` is canonical JSON."""
+
+    run: str
+    spec: bytes
+
+
+@dataclass(frozen=True)
+class TermRaised:
+    """A coordinator process took the journal over."""
+
+    term: int
+
+
+@dataclass(frozen=True)
+class SessionOpened:
+    """A peer became a member. `address` is "" for a peer that accepts no inbound connections."""
+
+    session: int
+    peer: PeerId
+    instance: str
+    address: str
+    name: str = ""
+    device: str = ""
+    software: str = ""
+
+
+@dataclass(frozen=True)
+class SessionResumed:
+    """A member came back within grace, perhaps as a new daemon process at a new address."""
+
+    session: int
+    instance: str
+    address: str
+
+
+@dataclass(frozen=True)
+class SessionEnded:
+    """A membership ended for good; its uncommitted lease is free again (at the outcome of the round in flight, if it is part of one)."""
+
+    session: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class OriginBuilt:
+    """Version 0 exists: layout and fingerprint of the first peer's build. Until a round opens the next one replaces it."""
+
+    session: int
+    layout: Layout
+    root: bytes
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Samples newly leased to one member."""
+
+    session: int
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class RoundOpened:
+    """A round began, with its members (sessions) and the leases granted for it."""
+
+    round: int
+    group: int
+    fragment: int
+    base: int
+    members: tuple[int, ...]
+    grants: tuple[Grant, ...]
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a contributor's work used up: the first `samples` samples of its lease."""
+
+    session: int
+    samples: int
+    weight: int
+
+
+@dataclass(frozen=True)
+class RoundCommitted:
+    """Log entry: the only thing that moves shared state."""
+
+    version: int
+    round: int
+    group: int
+    fragment: int
+    base: int
+    parts: tuple[Decision, ...]
+    contributions: tuple[Contribution, ...]
+    """Everybody in at least one part."""
+    spent: tuple[Spent, ...]
+    committed_tokens: int
+    outer_lr: float
+    outer_momentum: float
+    gather_s: float = 0.0
+    reduce_s: float = 0.0
+    commit_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class RoundAbandoned:
+    """A round had no effect."""
+
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class FingerprintAgreed:
+    """What a version's bytes are. `flagged`: there was no strict majority and the longest-standing member's value was declared."""
+
+    version: int
+    root: bytes
+    votes: int
+    voters: int
+    flagged: bool = False
+
+
+@dataclass(frozen=True)
+class PeerEvaluated:
+    """One peer's claim of what a version costs on the held-out samples."""
+
+    version: int
+    peer: PeerId
+    bits_per_byte: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class PauseSet:
+    """An operator paused or resumed the run."""
+
+    paused: bool
+    by: PeerId
+
+
+@dataclass(frozen=True)
+class RunStopping:
+    """The run ends with the next commit (operator, or `total_tokens` reached)."""
+
+    by: PeerId
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """The run is over at this version."""
+
+    version: int
+    reason: str
+
+
+Record = (
+    RunCreated
+    | TermRaised
+    | SessionOpened
+    | SessionResumed
+    | SessionEnded
+    | OriginBuilt
+    | RoundOpened
+    | RoundCommitted
+    | RoundAbandoned
+    | FingerprintAgreed
+    | PeerEvaluated
+    | PauseSet
+    | RunStopping
+    | RunEnded
+)
