@@ -1,1 +1,1 @@
-"""…"""
+"""What is said: messages, their bytes, identities, certificates, channels, the run spec, errors. Start with `messages`."""

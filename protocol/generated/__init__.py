@@ -1,1 +1,1 @@
-"""Stubs."""
+"""Made by `python -m shoal.protocol.generate`; never edited."""
