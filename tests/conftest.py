@@ -1,0 +1,147 @@
+"""House rules for every test: none hangs, none leaves anything behind, none depends on the machine's proxy settings.
+
+- A test has a time limit (pytest's `timeout`: 120 s, 600 s when it is marked slow, its own mark beats both). At the limit the stacks of
+  all threads are dumped and the test fails; when it is stuck so deep that a signal does not reach it, its process ends a little later.
+- A test that leaves a child process, or a file of shoal's in shared memory or the temporary directory, fails (`nothing_is_left_behind`).
+- `--seed N` replays a simulation; without it a fixed one is used.
+- All slow tests run in one xdist worker, one after another, so that swarms of processes do not slow each other down.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+LIMIT_S = 120
+SLOW_LIMIT_S = 600
+SOAK_LIMIT_S = 4 * 3600
+HARD_LIMIT_AFTER_S = 20
+"""How long after its limit a test's process is ended, when it is still in that test."""
+LEFTOVER_GRACE_S = 3.0
+"""How long a process that was told to end may take to be gone."""
+
+for _name in ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "no_proxy", "no_grpc_proxy"):
+    os.environ.pop(_name, None)
+    os.environ.pop(_name.upper(), None)
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", "1"
+    )  # before torch is loaded: two workers with all cores each only wait for each other
+
+_stderr: IO[str] | None = None
+"""The real standard error, which pytest does not capture."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=None, help="seed of the simulations (default: a fixed one)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _stderr
+    _stderr = os.fdopen(os.dup(2), "w")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _stderr is not None:
+        _stderr.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark, limit_s in (("soak", SOAK_LIMIT_S), ("slow", SLOW_LIMIT_S)):
+            if item.get_closest_marker(mark) is None:
+                continue
+            item.add_marker(pytest.mark.xdist_group("slow"))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(limit_s))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """The last resort behind pytest-timeout: a process that no signal reaches dumps its stacks and ends."""
+    mark = item.get_closest_marker("timeout")
+    limit_s = float(mark.args[0] if mark and mark.args else mark.kwargs.get("timeout", LIMIT_S) if mark else LIMIT_S)
+    if limit_s > 0:
+        faulthandler.dump_traceback_later(limit_s + HARD_LIMIT_AFTER_S, exit=True, file=_stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="session")
+def seed(request: pytest.FixtureRequest) -> int | None:
+    """The seed given with `--seed`, or None: then a simulation uses its own list of seeds."""
+    given: int | None = request.config.getoption("--seed")
+    return given
+
+
+# --- nothing is left behind -----------------------------------------------------------------------------------------------------
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _tells_of_a_leak(process: psutil.Process) -> bool:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return True  # nobody waited for it
+        return not any("resource_tracker" in word for word in process.cmdline())  # multiprocessing's own lives as long as we do
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _shoal_files() -> set[Path]:
+    return {path for root in {Path("/dev/shm"), Path(tempfile.gettempdir())} for path in root.glob("shoal*")} | {
+        path for path in Path("/dev/shm").glob("shoal*/*")
+    }
+
+
+def _in_use_elsewhere(path: Path) -> bool:
+    """Whether a process that is no child of this one works under `path`: another xdist worker, or a swarm of the developer's."""
+    ours = {os.getpid(), *(child.pid for child in _children())}
+    for process in psutil.process_iter():
+        if process.pid in ours:
+            continue
+        try:
+            if str(path) in Path(f"/proc/{process.pid}/maps").read_text() or any(str(path) in word for word in process.cmdline()):
+                return True
+            if any(Path(opened.path).is_relative_to(path) for opened in process.open_files()):
+                return True
+        except (psutil.Error, OSError):
+            continue
+    return False
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test after which there is a child process or a shoal file that was not there before."""
+    children, files = _children(), _shoal_files()
+    yield
+    deadline = time.monotonic() + LEFTOVER_GRACE_S
+    while True:
+        left_processes = [child for child in _children() - children if _tells_of_a_leak(child)]
+        left_files = [path for path in _shoal_files() - files if path.exists() and not _in_use_elsewhere(path)]
+        if not left_processes and not left_files:
+            return
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    described = []
+    for child in left_processes:
+        try:
+            described.append(f"process {child.pid}: {' '.join(child.cmdline()) or child.name()} ({child.status()})")
+            child.kill()
+            child.wait(5)
+        except psutil.Error:
+            continue
+    pytest.fail("left behind: " + "; ".join([*described, *map(str, sorted(left_files))]))
