@@ -1,8 +1,9 @@
 """House rules for every test: none hangs, none leaves anything behind, none depends on the machine's proxy settings.
 
-- A test has a time limit (pytest's `timeout`: 120 s, 600 s when it is marked slow, its own mark beats both). At the limit the stacks of
-  all threads are dumped and the test fails; when it is stuck so deep that a signal does not reach it, its process ends a little later.
-- A test that leaves a child process, or a file of shoal's in shared memory or the temporary directory, fails (`nothing_is_left_behind`).
+- A test has a time limit (pytest's `timeout`: 120 s, 600 s when it is marked slow, its own mark beats both). At the limit the stacks
+  of all threads are dumped and the test fails; stuck so deep that a signal does not reach it, its process ends a little later.
+- A test that leaves a child process, or a file of shoal's in shared memory or the temporary directory, fails
+  (`nothing_is_left_behind`).
 - `--seed N` replays a simulation; without it a fixed one is used.
 - All slow tests run in one xdist worker, one after another, so that swarms of processes do not slow each other down.
 """
@@ -69,7 +70,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """The last resort behind pytest-timeout: a process that no signal reaches dumps its stacks and ends."""
     mark = item.get_closest_marker("timeout")
     limit_s = float(mark.args[0] if mark and mark.args else mark.kwargs.get("timeout", LIMIT_S) if mark else LIMIT_S)
-    if limit_s > 0:
+    if limit_s > 0 and _stderr is not None:
         faulthandler.dump_traceback_later(limit_s + HARD_LIMIT_AFTER_S, exit=True, file=_stderr)
     try:
         return (yield)
@@ -101,9 +102,8 @@ def _tells_of_a_leak(process: psutil.Process) -> bool:
 
 
 def _shoal_files() -> set[Path]:
-    return {path for root in {Path("/dev/shm"), Path(tempfile.gettempdir())} for path in root.glob("shoal*")} | {
-        path for path in Path("/dev/shm").glob("shoal*/*")
-    }
+    roots = {Path("/dev/shm"), Path(tempfile.gettempdir())}
+    return {path for root in roots for pattern in ("shoal*", "shoal*/*") for path in root.glob(pattern)}
 
 
 def _in_use_elsewhere(path: Path) -> bool:

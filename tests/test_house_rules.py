@@ -32,7 +32,8 @@ def test_a_child_process_left_behind_fails_the_test_and_is_ended(tmp_path: Path)
 
 
 def test_a_file_left_in_a_shoal_directory_fails_the_test(tmp_path: Path) -> None:
-    source = f"import tempfile, pathlib\ntempfile.tempdir = {str(tmp_path)!r}\n\ndef test_it():\n    pathlib.Path({str(tmp_path)!r}, 'shoal-x').touch()\n"
+    head = f"import tempfile, pathlib\ntempfile.tempdir = {str(tmp_path)!r}\n"
+    source = head + "def test_it():\n    pathlib.Path(tempfile.tempdir, 'shoal-x').touch()\n"
     output = run_pytest(tmp_path, source, "-o", "timeout=30")
     assert "left behind:" in output
     assert "shoal-x" in output
