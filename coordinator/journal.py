@@ -1,0 +1,321 @@
+"""The run's memory: an append-only list of records, who enrolled, open invites, and what operators did. One SQLite file.
+
+Rule: when a method returns, what it wrote survives `kill -9` and a power cut (`synchronous=FULL`); a method writes all or nothing.
+Exactly one coordinator may hold a journal: `open` takes an operating-system lock on a file beside it, which dies with its process.
+
+The records are the coordinator's state (a fold over `records`); the other tables are the shell's own. Invite tokens are kept as
+SHA-256 only, and a use of an invite is taken in the transaction that records the enrolment it paid for. Times in here are wall-clock
+seconds since 1970, for people; no decision of the core rests on them. Neighbours: `records` says what is remembered, `performer`
+appends it, `enrolment` and `operators` keep the other tables.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, get_args
+
+import sqlalchemy as sa
+
+from shoal.coordinator.records import Record
+from shoal.protocol.errors import InviteError, ShoalError
+from shoal.protocol.messages import PeerId
+from shoal.protocol.wire import from_plain, to_plain
+
+FORMAT = 1
+"""Raised when an older program could no longer read the file."""
+
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)}
+
+_tables = sa.MetaData()
+_about = sa.Table(
+    "about",
+    _tables,
+    sa.Column("key", sa.String, primary_key=True),
+    sa.Column("value", sa.String, nullable=False),
+)
+_records = sa.Table(
+    "records",
+    _tables,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("kind", sa.String, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),
+)
+_invites = sa.Table(
+    "invites",
+    _tables,
+    sa.Column("token_sha256", sa.String(64), primary_key=True),
+    sa.Column("uses_left", sa.Integer, nullable=False),
+    sa.Column("expires_at", sa.Float, nullable=False),
+    sa.Column("made_at", sa.Float, nullable=False),
+    sa.Column("made_by", sa.String, nullable=False),
+)
+_enrolled = sa.Table(
+    "enrolled",
+    _tables,
+    sa.Column("peer", sa.String(32), primary_key=True),
+    sa.Column("rights", sa.String, nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("invite_sha256", sa.String(64), nullable=False),
+)
+_audit = sa.Table(
+    "audit",
+    _tables,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("who", sa.String, nullable=False),
+    sa.Column("what", sa.Text, nullable=False),
+    sa.Column("result", sa.Text, nullable=False),
+)
+
+
+class JournalError(ShoalError):
+    """The journal cannot be opened, read or written."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One record and when it was written (wall clock)."""
+
+    number: int
+    at: float
+    record: Record
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """A peer that may have certificates."""
+
+    peer: PeerId
+    rights: frozenset[str]
+    at: float
+
+
+@dataclass(frozen=True)
+class Audited:
+    """One operator's command and what came of it."""
+
+    at: float
+    who: PeerId
+    what: str
+    result: str
+
+
+def journal_url(path: Path) -> str:
+    """The URL of the journal in this file."""
+    return f"sqlite:///{path}"
+
+
+class Journal:
+    """An open, locked journal. Methods may be called from any one thread at a time; they block until the disk has it."""
+
+    def __init__(self, engine: sa.Engine, lock: IO[bytes], where: str) -> None:
+        self._engine = engine
+        self._lock = lock
+        self._where = where
+        self._turn = threading.Lock()
+
+    @classmethod
+    def open(cls, url: str) -> Journal:
+        """Open the journal at `url`, making the file when there is none, and take its lock. Raises JournalError."""
+        place = sa.make_url(url)
+        if place.get_backend_name() != "sqlite" or not place.database:
+            raise JournalError(f"cannot keep a journal in {url!r}", "name a SQLite file: sqlite:///PATH")
+        path = Path(place.database)
+        lock = _lock_file(path.with_name(path.name + ".lock"), str(path))
+        engine = sa.create_engine(place, poolclass=sa.StaticPool, connect_args={"check_same_thread": False, "timeout": 5.0})
+        sa.event.listen(engine, "connect", _make_durable)
+        try:
+            _tables.create_all(engine)
+            with engine.begin() as connection:
+                known = connection.execute(sa.select(_about.c.value).where(_about.c.key == "format")).scalar()
+                if known is None:
+                    connection.execute(_about.insert().values(key="format", value=str(FORMAT)))
+                elif int(known) > FORMAT:
+                    raise JournalError(f"{path} has format {known}, this shoal reads up to {FORMAT}", "use a newer shoal")
+        except (sa.exc.SQLAlchemyError, ShoalError) as error:
+            engine.dispose()
+            lock.close()
+            if isinstance(error, ShoalError):
+                raise
+            raise JournalError(f"cannot open the journal {path}: {_reason(error)}") from error
+        return cls(engine, lock, str(path))
+
+    def close(self) -> None:
+        """Let go of the file and its lock."""
+        self._engine.dispose()
+        self._lock.close()
+
+    # --- records ----------------------------------------------------------------------------------------------------------------
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Add records, in order, in one durable transaction."""
+        now = time.time()
+        rows = [{"at": now, "kind": type(record).__name__, "body": json.dumps(to_plain(record))} for record in records]
+        if rows:
+            with self._transaction() as connection:
+                connection.execute(_records.insert(), rows)
+
+    def records(self) -> Iterator[Record]:
+        """Every record, oldest first."""
+        for entry in self.entries():
+            yield entry.record
+
+    def entries(self, last: int | None = None) -> Iterator[Entry]:
+        """Every record with its time, oldest first; only the `last` ones when given."""
+        query = sa.select(_records).order_by(_records.c.id)
+        if last is not None:
+            newest = sa.select(_records.c.id).order_by(_records.c.id.desc()).limit(last).subquery()
+            query = query.where(_records.c.id.in_(sa.select(newest.c.id)))
+        with self._transaction() as connection:
+            rows = connection.execute(query).all()
+        for row in rows:
+            kind = KINDS.get(row.kind)
+            if kind is None:
+                raise JournalError(f"record {row.id} of {self._where} is a {row.kind!r}, unknown here", "use a newer shoal")
+            yield Entry(row.id, row.at, from_plain(kind, json.loads(row.body)))
+
+    # --- invites and enrolment --------------------------------------------------------------------------------------------------
+
+    def add_invite(self, token: str, uses: int, lifetime_s: float, by: PeerId) -> None:
+        """Let `token` enrol `uses` peers within `lifetime_s` seconds."""
+        now = time.time()
+        with self._transaction() as connection:
+            row = {"token_sha256": _digest(token), "uses_left": uses, "expires_at": now + lifetime_s, "made_at": now, "made_by": by}
+            connection.execute(_invites.insert().values(row))
+
+    def enrol(self, peer: PeerId, token: str, rights: frozenset[str]) -> Enrolled:
+        """Record that `peer` enrolled with `token`, which costs one use. A peer that enrolled before keeps what it has, at no cost.
+
+        Raises InviteError when the token is unknown, used up or expired.
+        """
+        now = time.time()
+        digest = _digest(token)
+        with self._transaction() as connection:
+            before = connection.execute(sa.select(_enrolled).where(_enrolled.c.peer == peer)).one_or_none()
+            if before is not None:
+                return Enrolled(peer, frozenset(before.rights.split()), before.at)
+            invite = connection.execute(sa.select(_invites).where(_invites.c.token_sha256 == digest)).one_or_none()
+            another = "ask the run's operator for a new one (shoal admin invite)"
+            if invite is None:
+                raise InviteError("this run does not know this invite", another)
+            if invite.expires_at <= now:
+                raise InviteError(f"this invite expired at {_clock(invite.expires_at)} (now {_clock(now)})", another)
+            if invite.uses_left <= 0:
+                raise InviteError("this invite is used up", another)
+            spend = _invites.update().where(_invites.c.token_sha256 == digest).values(uses_left=invite.uses_left - 1)
+            connection.execute(spend)
+            row = {"peer": peer, "rights": " ".join(sorted(rights)), "at": now, "invite_sha256": digest}
+            connection.execute(_enrolled.insert().values(row))
+        return Enrolled(peer, rights, now)
+
+    def enrolled(self, peer: PeerId) -> Enrolled | None:
+        """What is known of an enrolled peer."""
+        with self._transaction() as connection:
+            row = connection.execute(sa.select(_enrolled).where(_enrolled.c.peer == peer)).one_or_none()
+        return None if row is None else Enrolled(peer, frozenset(row.rights.split()), row.at)
+
+    # --- audit ------------------------------------------------------------------------------------------------------------------
+
+    def audit(self, who: PeerId, what: str, result: str) -> None:
+        """Remember an operator's command and its result, now."""
+        with self._transaction() as connection:
+            connection.execute(_audit.insert().values(at=time.time(), who=who, what=what, result=result))
+
+    def audited(self, last: int = 100) -> tuple[Audited, ...]:
+        """The last commands of operators, oldest first."""
+        with self._transaction() as connection:
+            rows = connection.execute(sa.select(_audit).order_by(_audit.c.id.desc()).limit(last)).all()
+        return tuple(Audited(row.at, row.who, row.what, row.result) for row in reversed(rows))
+
+    def _transaction(self) -> _Transaction:
+        return _Transaction(self._engine, self._turn, self._where)
+
+
+class _Transaction:
+    """One transaction at a time, whichever thread asks; the database's errors come out as JournalError."""
+
+    def __init__(self, engine: sa.Engine, turn: threading.Lock, where: str) -> None:
+        self._begun = engine.begin()
+        self._turn = turn
+        self._where = where
+
+    def __enter__(self) -> sa.Connection:
+        self._turn.acquire()
+        try:
+            return self._begun.__enter__()
+        except BaseException:
+            self._turn.release()
+            raise
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            self._begun.__exit__(kind, error, trace)
+        except sa.exc.SQLAlchemyError as failure:
+            raise JournalError(f"cannot write the journal {self._where}: {_reason(failure)}") from failure
+        finally:
+            self._turn.release()
+        if isinstance(error, sa.exc.SQLAlchemyError):
+            raise JournalError(f"cannot use the journal {self._where}: {_reason(error)}") from error
+
+
+def _make_durable(connection: Any, _record: Any) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")  # with FULL: every commit is one fsync, none is lost (sqlite.org/wal.html §3.3)
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()
+
+
+def _lock_file(path: Path, what: str) -> IO[bytes]:
+    """Take the lock that dies with this process. The file is never removed: removing it would let two processes lock two files."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = path.open("a+b")
+    except OSError as error:
+        raise JournalError(f"cannot open the journal {what}: {error.strerror}") from error
+    try:
+        lock_exclusively(handle)
+    except OSError as error:
+        handle.seek(0)
+        holder = handle.read(32).decode("ascii", "replace").strip()
+        handle.close()
+        by = f" (process {holder})" if holder else ""
+        raise JournalError(f"another coordinator{by} has the journal {what}", "stop it first, or name another directory") from error
+    handle.seek(0)
+    handle.truncate()
+    handle.write(str(os.getpid()).encode())
+    handle.flush()
+    return handle
+
+
+def lock_exclusively(handle: IO[bytes]) -> None:
+    """Lock an open file for this process, or raise OSError at once. The operating system lets go when the process ends."""
+    if os.name == "nt":
+        import msvcrt
+
+        handle.seek(1 << 20)
+        msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+    else:
+        import fcntl
+
+        fcntl.flock(handle.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+
+
+def _reason(error: Exception) -> str:
+    """The database's own words, on one line."""
+    return str(getattr(error, "orig", None) or error).splitlines()[0]
