@@ -1,7 +1,7 @@
 """What can go wrong between processes, and whose fault it is.
 
-Rule: every error says what happened and, when there is something to do, what to do (`fix`). Errors of foreign libraries are translated
-into these at the boundary and nowhere else; a peer that fails is data for the state machines, never an exception.
+Rule: every error says what happened and, when there is something to do, what to do (`fix`). Errors of foreign libraries are
+translated into these at the boundary and nowhere else; a peer that fails is data for the state machines, never an exception.
 
     ShoalError
     ├── LocalProtocolError      we were about to say something that the protocol does not allow: our bug
@@ -58,7 +58,7 @@ class UnreachableError(ShoalError):
 
 
 class RefusedError(ShoalError):
-    """Somebody answered, and said no. `code` is a short word for programs ("banned", "wrong-run"), `reason` a sentence for people."""
+    """Somebody answered, and said no. `code` is a word for programs ("banned", "wrong-run"), `reason` a sentence for people."""
 
     def __init__(self, code: str, reason: str, fix: str = "") -> None:
         super().__init__(reason, fix)

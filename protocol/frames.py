@@ -1,7 +1,7 @@
 """The bulk bytes on the wire: one part of one round per frame, behind a small fixed header.
 
-Rule: a frame is refused before anything is allocated for it. Protobuf would cost a copy of every payload, so the header is a struct.
-The header says which run, term, group, round, part and attempt the payload belongs to; a receiver drops what is not its own.
+Rule: a frame is refused before anything is allocated for it. Protobuf would cost a copy of every payload, so the header is a
+struct. It says which run, term, group, round, part and attempt the payload belongs to; a receiver drops what is not its own.
 
     offset  size  what
          0     4  magic "shl1" (the digit is the format's version)

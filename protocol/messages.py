@@ -58,7 +58,7 @@ class Contact:
 
 @dataclass(frozen=True)
 class Span:
-    """Half-open range of positions in the run's endless, shuffled stream of samples (position p is sample p mod size, epoch p // size)."""
+    """Half-open range of positions in the run's endless, shuffled stream of samples: position p is sample p mod size of epoch p // size."""
 
     start: int
     stop: int
@@ -163,7 +163,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class PartClosed:
-    """A reducer's report: "this part is reduced, from these contributors, divided by this weight, and its bytes have this digest." """
+    """A reducer's report: "this part is reduced, from these contributors, divided by this weight; its bytes have this digest." """
 
     key: PartKey
     contributors: tuple[PeerId, ...]

@@ -1,0 +1,429 @@
+"""The run spec: everything that changes the maths of a run, and how patient it is. One TOML file, the same for all.
+
+Rule: a spec that was built is valid. Unknown keys are refused by the name of the nearest known one, contradicting settings by
+both names. What must not change the maths (device, threads, micro-batch) belongs to the peer and is not here. `to_json` is canonical: equal
+specs are equal bytes. `example_toml` writes the documentation from the fields themselves, so that it cannot go stale.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import pydantic
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from shoal.protocol.errors import SpecError
+from shoal.protocol.names import is_run_name, why_not_relative
+
+SPEC_LIMIT_BYTES = 4 << 20
+"""A spec as JSON; most of a large one is its list of files."""
+
+Count = Annotated[int, Field(ge=1, le=1 << 31)]
+Tokens = Annotated[int, Field(ge=1, le=1 << 62)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(gt=0, le=30 * 86400)]
+
+
+class Section(pydantic.BaseModel):
+    """One table of the file: frozen, strict, and each field's docstring is its documentation."""
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, validate_by_name=True
+    )
+
+
+class Run(Section):
+    """Which run this is and when it is over."""
+
+    name: str = "shoal"
+    """Name of the run: 1 to 40 lower-case letters, digits and hyphens."""
+    min_peers: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Peers without which no round opens; below it the run pauses by itself."""
+    total_tokens: Tokens
+    """Tokens that all peers together train on before the run ends."""
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 1
+    """Seed of the initial parameters and of the order of the samples."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not is_run_name(self.name):
+            raise ValueError(f"run.name {self.name!r:.80}: 1 to 40 lower-case letters, digits and inner hyphens are allowed")
+        return self
+
+
+class Model(Section):
+    """What is trained."""
+
+    kind: Literal["decoder", "factory"] = "decoder"
+    """"decoder": the built-in Llama-style language model. "factory": what `factory` makes, in a package that each peer allowed."""
+    factory: Annotated[str, Field(max_length=200)] = ""
+    """With kind = "factory": where the model is made, as "package.module:attribute"."""
+    width: Annotated[int, Field(ge=2, le=1 << 16)] = 64
+    """Values per position (the embedding's size)."""
+    layers: Annotated[int, Field(ge=1, le=1 << 10)] = 3
+    """Decoder blocks."""
+    heads: Annotated[int, Field(ge=1, le=1 << 10)] = 4
+    """Attention heads; each has width / heads values, an even number."""
+    kv_heads: Annotated[int, Field(ge=1, le=1 << 10)] = 4
+    """Heads of keys and values (grouped-query attention); divides `heads`."""
+    ffn: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    """Width of the feed-forward layer, in values; 0: 8/3 of `width`, rounded up to a multiple of 32."""
+    init_std: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Standard deviation of the initial weights; 0: 0.6 / sqrt(width)."""
+    vocab: Annotated[int, Field(ge=2, le=1 << 24)] = 256
+    """Distinct tokens; bytes need 256."""
+
+    @property
+    def ffn_width(self) -> int:
+        """`ffn` with its default resolved."""
+        return self.ffn or -(-8 * self.width // (3 * 32)) * 32
+
+    @property
+    def initial_std(self) -> float:
+        """`init_std` with its default resolved."""
+        return self.init_std or 0.6 / math.sqrt(self.width)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.kind == "factory" and not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", self.factory, re.ASCII):
+            raise ValueError('model.kind "factory" needs model.factory, written "package.module:attribute"')
+        if self.kind != "factory" and self.factory:
+            raise ValueError(f'model.factory is set but model.kind is "{self.kind}"; set model.kind = "factory"')
+        if self.kind == "factory":
+            return self
+        if self.width % (2 * self.heads):
+            raise ValueError(f"model.width {self.width} is not an even multiple of model.heads {self.heads}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"model.heads {self.heads} is not a multiple of model.kv_heads {self.kv_heads}")
+        if self.vocab < 256:
+            raise ValueError(f'model.vocab {self.vocab} is too small for model.kind "decoder", which reads bytes: 256 at least')
+        return self
+
+
+class DataFile(Section):
+    """One file of training data."""
+
+    path: str
+    """Path below the data directory, or a https:// address."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """Digest of the content, 64 lower-case hexadecimal digits."""
+    size: Annotated[int, Field(ge=0, le=1 << 50)]
+    """Size in bytes."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        name = self.path
+        if name.startswith("https://"):
+            host, slash, name = name.removeprefix("https://").partition("/")
+            if not slash or not re.fullmatch(r"[A-Za-z0-9.\-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?", host):
+                raise ValueError(f"data.files path {self.path!r:.200} is not a usable https:// address")
+        if why := why_not_relative(name):
+            raise ValueError(f"data.files path {self.path!r:.200} cannot be used: {why}; name files relative to the data directory")
+        return self
+
+
+class Data(Section):
+    """What it is trained on."""
+
+    source: Literal["stdlib", "files"] = "stdlib"
+    """"stdlib": the source text of Python's standard library (for demos). "files": the files listed in `files`."""
+    files: Annotated[tuple[DataFile, ...], Field(max_length=20_000)] = ()
+    """With source = "files": a list of { path, sha256, size }."""
+    sequence_length: Annotated[int, Field(ge=1, le=1 << 20)] = 128
+    """Tokens per sample that are predicted."""
+    heldout_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Share of the text that is kept for evaluation, chosen by hash of the file's name."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.source == "files" and not self.files:
+            raise ValueError('data.source "files" needs at least one entry in data.files')
+        if self.source != "files" and self.files:
+            raise ValueError(f'data.files is set but data.source is "{self.source}"; set data.source = "files"')
+        if len({file.path for file in self.files}) < len(self.files):
+            raise ValueError("data.files names the same path twice")
+        return self
+
+
+class Train(Section):
+    """The inner steps that each peer does alone."""
+
+    batch: Annotated[int, Field(ge=1, le=1 << 20)] = 4
+    """Samples per inner step."""
+    steps: Annotated[int, Field(ge=1, le=1 << 20)] = 30
+    """Inner steps per round (H)."""
+    inner: Literal["adamw", "sgd"] = "adamw"
+    """Inner optimizer."""
+    lr: Annotated[float, Field(gt=0, le=1000)] = 4e-3
+    """Peak learning rate of the inner optimizer."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the mean of gradients per step (sgd: its momentum)."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Decay of the mean of squared gradients per step."""
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    """Added to AdamW's denominator."""
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
+    """Decoupled weight decay, on matrices only, times the learning rate per step."""
+    clip_norm: Annotated[float, Field(ge=0)] = 1.0
+    """Largest norm of a local gradient; 0: no clipping."""
+    warmup_fraction: Fraction = 0.05
+    """Share of run.total_tokens over which the learning rate rises from 0."""
+    final_lr_fraction: Fraction = 0.1
+    """Learning rate at the end, as a share of `lr`."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """Course of the learning rate after the warm-up."""
+    rewarm_steps: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    """Steps over which an optimizer that starts without moments (a joiner's) approaches the full rate; 0: half of `steps`."""
+
+    @property
+    def rewarm(self) -> int:
+        """`rewarm_steps` with its default resolved, at least 1."""
+        return self.rewarm_steps or max(1, self.steps // 2)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.schedule == "constant" and self.final_lr_fraction not in (1.0, Train.model_fields["final_lr_fraction"].default):
+            raise ValueError('train.final_lr_fraction has no meaning with train.schedule "constant"; remove one of them')
+        return self
+
+
+class Outer(Section):
+    """The step that moves the shared parameters: Nesterov momentum on the averaged pseudo-gradient."""
+
+    lr: Annotated[float, Field(gt=0, le=100)] = 0.7
+    """Outer learning rate."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Outer momentum per commit; 0.6 suits runs below about 200 rounds."""
+
+
+class Codec(Section):
+    """How updates shrink on their way."""
+
+    send: Annotated[str, Field(pattern=r"^[a-z0-9]{1,16}$")] = "int8"
+    """Codec of what a contributor sends to a reducer."""
+    return_: Annotated[str, Field(alias="return", pattern=r"^[a-z0-9]{1,16}$")] = "int8"
+    """Codec of what a reducer returns; these bytes are the log entry."""
+    block: Annotated[int, Field(ge=8, le=1 << 16)] = 1024
+    """Values that share one scale."""
+
+
+class Evaluation(Section):
+    """How often the shared state is measured on held-out text."""
+
+    every: Annotated[int, Field(ge=0, le=1 << 31)] = 10
+    """Commits between two evaluations; 0: only at the end."""
+    samples: Count = 256
+    """Held-out samples per evaluation."""
+
+
+class State(Section):
+    """What is kept and compared of the shared state."""
+
+    fingerprint_every: Count = 1
+    """Commits between two comparisons of all members' fingerprints."""
+    keep_entries: Annotated[int, Field(ge=1, le=1 << 16)] = 8
+    """Log entries that each peer keeps, so that others can catch up without fetching everything."""
+
+
+class Timing(Section):
+    """How patient the run is."""
+
+    heartbeat_s: Seconds = 2.0
+    """Seconds between two heartbeats of a peer."""
+    lost_after_s: Seconds = 10.0
+    """Seconds of silence after which a peer is lost."""
+    grace_s: Annotated[float, Field(ge=0, le=86400)] = 2.0
+    """Seconds within which a peer whose stream broke may come back as the same member."""
+    gather_s: Seconds = 600.0
+    """Seconds after which gathering closes without members that are not ready, if min_peers are."""
+    reduce_s: Seconds = 600.0
+    """Seconds after its plan at which a round without a commit is abandoned."""
+    part_s: Seconds = 300.0
+    """Seconds that a reducer waits for a contribution."""
+    delivery_s: Seconds = 60.0
+    """Seconds that a commit waits for members that lack parts which enough others hold."""
+    join_wait_s: Annotated[float, Field(ge=0, le=86400)] = 0.5
+    """Seconds to wait for more peers, once min_peers are there, before a round opens."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.heartbeat_s >= self.lost_after_s:
+            raise ValueError(
+                f"timing.heartbeat_s {self.heartbeat_s:g} is not below timing.lost_after_s {self.lost_after_s:g}: "
+                "every peer would be lost between two heartbeats"
+            )
+        if self.grace_s > self.lost_after_s:
+            raise ValueError(
+                f"timing.grace_s {self.grace_s:g} exceeds timing.lost_after_s {self.lost_after_s:g}: "
+                "a broken stream would be forgiven longer than silence"
+            )
+        if self.part_s > self.reduce_s:
+            raise ValueError(
+                f"timing.part_s {self.part_s:g} exceeds timing.reduce_s {self.reduce_s:g}: "
+                "the round would be abandoned before a reducer stops waiting"
+            )
+        return self
+
+
+class RunSpec(Section):
+    """A whole run. `RunSpec.load(path)` reads a file, `RunSpec.of(run={...}, ...)` builds one from plain tables."""
+
+    run: Run
+    model: Model = Model()
+    data: Data = Data()
+    train: Train = Train()
+    outer: Outer = Outer()
+    codec: Codec = Codec()
+    evaluation: Evaluation = Evaluation()
+    state: State = State()
+    timing: Timing = Timing()
+
+    @property
+    def samples_per_round(self) -> int:
+        """A member's quota: samples that it trains on in one round."""
+        return self.train.batch * self.train.steps
+
+    @property
+    def tokens_per_round(self) -> int:
+        """Tokens that one member trains on in one round."""
+        return self.samples_per_round * self.data.sequence_length
+
+    @classmethod
+    def of(cls, **tables: Any) -> RunSpec:
+        """The spec that these tables describe; what is left out has its default. Raises SpecError."""
+        return _validated(tables, "run spec")
+
+    @classmethod
+    def load(cls, path: Path | str) -> RunSpec:
+        """The spec in a TOML file. Raises SpecError that starts with the file's name."""
+        try:
+            return cls.parse(Path(path).read_bytes().decode(), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError(f"{path} cannot be read: {error}") from error
+
+    @classmethod
+    def parse(cls, text: str, name: str = "run spec") -> RunSpec:
+        """The spec in TOML text; `name` is what errors call it. Raises SpecError."""
+        try:
+            tables = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise SpecError(f"{name} is not valid TOML: {error}") from error
+        return _validated(tables, name)
+
+    def to_json(self) -> bytes:
+        """Canonical JSON: all fields, sorted, no spaces. Equal specs give equal bytes."""
+        return json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> RunSpec:
+        """The spec that `to_json` wrote, checked as if a stranger had. Raises SpecError."""
+        if len(data) > SPEC_LIMIT_BYTES:
+            raise SpecError(f"a run spec of {len(data)} bytes exceeds the limit of {SPEC_LIMIT_BYTES}")
+        try:
+            tables = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise SpecError(f"the run spec is not valid JSON: {error}") from error
+        if not isinstance(tables, dict):
+            raise SpecError("the run spec is not a JSON object")
+        return _validated(tables, "run spec")
+
+
+def example_toml(spec: RunSpec | None = None) -> str:
+    """`spec` (default: every default, ten million tokens) as TOML in which each key is documented with unit and default."""
+    spec = spec or RunSpec.of(run={"total_tokens": 10_000_000})
+    lines = ["# A shoal run spec. Every key is shown; a key that is left out has the default that its comment names."]
+    for section in RunSpec.model_fields:
+        table: Section = getattr(spec, section)
+        lines += ["", f"# {_one_line(type(table).__doc__)}", f"[{section}]"]
+        for name, field in type(table).model_fields.items():
+            default = "required" if field.is_required() else f"default {_toml(field.default)}"
+            lines += [f"# {_one_line(field.description)} ({default})", f"{field.alias or name} = {_toml(getattr(table, name))}"]
+    return "\n".join(lines) + "\n"
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def _toml(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case DataFile():
+            return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.model_dump().items()) + " }"
+        case tuple() if not value:
+            return "[]"
+        case tuple():
+            return "[\n" + "".join(f"    {_toml(item)},\n" for item in value) + "]"
+        case _:
+            raise SpecError(f"{type(value).__name__} has no form in TOML")
+
+
+def _validated(tables: dict[str, Any], name: str) -> RunSpec:
+    """Through JSON, so that TOML's lists become tuples and file, wire and code are held to one strictness."""
+    try:
+        text = json.dumps(tables, default=_unsupported)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SpecError(f"{name}: {error}") from error
+    try:
+        return RunSpec.model_validate_json(text)
+    except ValidationError as error:
+        raise _explained(error, name) from None
+
+
+def _unsupported(value: Any) -> Any:
+    if isinstance(value, Section):
+        return value.model_dump(mode="json", by_alias=True)
+    raise TypeError(f"a value of type {type(value).__name__} has no place in a run spec")
+
+
+def _explained(error: ValidationError, name: str) -> SpecError:
+    details = error.errors(include_url=False, include_context=True)
+    # A misspelt key often makes a required one missing as well: the misspelling explains more.
+    first = min(details, key=lambda detail: detail["type"] != "extra_forbidden")
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    where = ".".join(str(step) for step in first["loc"])
+    match first["type"]:
+        case "extra_forbidden":
+            return SpecError(f'{name}: unknown key "{where}"{more}', _suggestion(tuple(str(step) for step in first["loc"])))
+        case "missing":
+            return SpecError(f'{name}: "{where}" is missing{more}', "add it")
+        case "value_error":
+            return SpecError(f"{name}: {first['msg'].removeprefix('Value error, ')}{more}")
+        case _:
+            message = first["msg"][:1].lower() + first["msg"][1:]
+            return SpecError(f'{name}: "{where}" is {first["input"]!r:.80}, but {message}{more}')
+
+
+def _suggestion(location: tuple[str, ...]) -> str:
+    """The known keys nearest to an unknown one: in its own table first, then wherever the same key exists."""
+    sections = {name: _keys(field.annotation) for name, field in RunSpec.model_fields.items()}
+    section, key = location[0], location[-1]
+    if len(location) == 1:
+        nearest = difflib.get_close_matches(section, sections, 1, 0.5)
+        homes = [f"{home}.{section}" for home, keys in sections.items() if section in keys]
+        return f"did you mean {' or '.join(homes or nearest)}?" if homes or nearest else f"known tables: {', '.join(sections)}"
+    keys = sections.get(section, [])
+    if len(location) > 2:
+        keys = _keys(DataFile)
+    if nearest := difflib.get_close_matches(key, keys, 1, 0.6):
+        return f"did you mean {'.'.join((*location[:-1], nearest[0]))}?"
+    if homes := [f"{home}.{key}" for home, known in sections.items() if key in known]:
+        return f"did you mean {' or '.join(homes)}?"
+    if nearest := difflib.get_close_matches(key, keys, 1, 0.0):
+        return f"the nearest is {'.'.join((*location[:-1], nearest[0]))}; known keys: {', '.join(keys)}"
+    return f"known keys: {', '.join(keys)}"
+
+
+def _keys(table: Any) -> list[str]:
+    return [field.alias or name for name, field in table.model_fields.items()]
