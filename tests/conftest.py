@@ -1,6 +1,6 @@
 """House rules for every test: none hangs, none leaves anything behind, none depends on the machine's proxy settings.
 
-- A test has a time limit (pytest's `timeout`: 120 s, 600 s when it is marked slow, its own mark beats both). At the limit the stacks
+- A test has a time limit (`timeout`: 120 s, 600 s when it is marked slow, its own mark beats both). At the limit the stacks
   of all threads are dumped and the test fails; stuck so deep that a signal does not reach it, its process ends a little later.
 - A test that leaves a child process, or a file of shoal's in shared memory or the temporary directory, fails
   (`nothing_is_left_behind`).
