@@ -15,6 +15,7 @@ DEMO_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+space := $(subst ,, )
 ROOMS := protocol compression optim coordinator peer
 
 # What the machine can run beside the plain tests: network namespaces need root, the docker tests an engine that answers.
@@ -41,7 +42,7 @@ lint: $(VENV)/.dev ## formatting and ruff's rules
 	$(BIN)/ruff check .
 
 types: $(VENV)/.dev .mypy_src ## strict mypy over the rooms, a laxer one over the tests
-	$(BIN)/mypy -p shoal
+	$(BIN)/mypy -p shoal | sed -E -e 's#^\.mypy_src/shoal/(($(subst $(space),|,$(ROOMS)))/)#\1#' -e 's#^\.mypy_src/##'
 	$(BIN)/mypy --config-file tests/mypy.ini tests
 
 format: $(VENV)/.dev ## rewrite the sources as `make lint` wants them

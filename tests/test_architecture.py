@@ -350,7 +350,7 @@ def test_our_compression_steps_aside_when_it_is_imported_as_the_plain_name() -> 
         "public = [name for name in vars(compression) if not name.startswith('_')]\n"
         "print(list(compression.__path__), gzip.decompress(gzip.compress(b'fish')))\n"
     )
-    assert output.strip() == f"{[standard]} {b'fish'}"
+    assert output.strip() == f"{[standard]!r} {b'fish'!r}"
 
 
 def test_our_compression_is_itself_under_its_full_name() -> None:
