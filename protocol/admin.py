@@ -127,7 +127,7 @@ class EventView:
     """One line of the run's history."""
 
     at: float
-    """Seconds since the coordinator's epoch of journaled wall-clock times."""
+    """Seconds: the core's clock, turned into Unix time by the shell."""
     text: str
 
 

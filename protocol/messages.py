@@ -24,6 +24,9 @@ NO_VERSION = -1
 NO_SESSION = 0
 """The session of a peer that has none; real ones count from 1."""
 
+PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 0
+"""Peers and coordinator of different majors refuse each other; a higher minor only adds."""
+
 DIGEST_BYTES = 32
 
 
@@ -58,7 +61,7 @@ class Contact:
 
 @dataclass(frozen=True)
 class Span:
-    """Half-open range of positions in the run's endless, shuffled stream of samples: position p is sample p mod size of epoch p // size."""
+    """Half-open range of positions in the run's endless, shuffled stream of samples (p is sample p mod size of epoch p // size)."""
 
     start: int
     stop: int

@@ -1,8 +1,8 @@
 """The run spec: everything that changes the maths of a run, and how patient it is. One TOML file, the same for all.
 
-Rule: a spec that was built is valid. Unknown keys are refused by the name of the nearest known one, contradicting settings by
-both names. What must not change the maths (device, threads, micro-batch) belongs to the peer and is not here. `to_json` is canonical: equal
-specs are equal bytes. `example_toml` writes the documentation from the fields themselves, so that it cannot go stale.
+Rule: a spec that was built is valid. Unknown keys are refused by the name of the nearest known one, contradicting settings by both
+names. What must not change the maths (device, threads, micro-batch) belongs to the peer and is not here. `to_json` is canonical:
+equal specs are equal bytes. `example_toml` writes the documentation from the fields themselves, so that it cannot go stale.
 """
 
 from __future__ import annotations

@@ -1,0 +1,46 @@
+"""How an identity becomes a certificate, and stays one. Same rules as `messages`: frozen, plain, a sentence each.
+
+`Enrol` travels on the enrolment port, where only the server shows a certificate; `Renew` on the session port, where the caller's
+certificate says who it is. In both the `binding` proves that the owner of the Ed25519 identity chose the TLS key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.protocol.messages import PeerId
+
+
+@dataclass(frozen=True)
+class Enrol:
+    """ "I am the owner of this identity and was invited: certify this TLS key as mine." An enrolled identity needs no token."""
+
+    run: str
+    token: str
+    public_key: bytes
+    """Raw Ed25519 public key (32 bytes); the peer id is its hash."""
+    tls_key: bytes
+    """Public P-256 key of the TLS certificate to be, as DER SubjectPublicKeyInfo."""
+    binding: bytes
+    """Ed25519 signature over the run's name and `tls_key` (64 bytes)."""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Renew:
+    """ "My certificate grows old: certify this TLS key." `run` is the run whose coordinator is asked."""
+
+    run: str
+    public_key: bytes
+    tls_key: bytes
+    binding: bytes
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """Answer to both: the certificate (PEM), the run's CA (PEM), and where sessions are served."""
+
+    peer: PeerId
+    certificate: str
+    ca: str
+    session_addresses: tuple[str, ...] = ()

@@ -1,0 +1,59 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Raw(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PartRequest(_message.Message):
+    __slots__ = ("run", "digest")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    digest: bytes
+    def __init__(self, run: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class StateRequest(_message.Message):
+    __slots__ = ("run", "version", "offset", "root")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    version: int
+    offset: int
+    root: bytes
+    def __init__(self, run: _Optional[str] = ..., version: _Optional[int] = ..., offset: _Optional[int] = ..., root: _Optional[bytes] = ...) -> None: ...
+
+class StateOffer(_message.Message):
+    __slots__ = ("version", "root", "layout_hash", "size", "offset")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    root: bytes
+    layout_hash: bytes
+    size: int
+    offset: int
+    def __init__(self, version: _Optional[int] = ..., root: _Optional[bytes] = ..., layout_hash: _Optional[bytes] = ..., size: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ("run", "nonce")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    nonce: int
+    def __init__(self, run: _Optional[str] = ..., nonce: _Optional[int] = ...) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ("peer", "nonce")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    nonce: int
+    def __init__(self, peer: _Optional[str] = ..., nonce: _Optional[int] = ...) -> None: ...
