@@ -1,0 +1,460 @@
+"""The vault keeps one whole state, whatever kills the process that changes it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from shoal.compression.codec import codec
+from shoal.optim.layout import Part
+from shoal.optim.outer import fingerprint, nesterov_step
+from shoal.peer import partstore
+from shoal.peer import vault as vault_module
+from shoal.peer.partstore import StorageFullError
+from shoal.peer.vault import Vault, VaultError
+from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError
+from shoal.protocol.messages import NO_VERSION, Commit, Decision, PartKey, Section
+
+RUN = "shoal-test"
+LAYOUT = hashlib.sha256(b"layout").digest()
+PARTS = (Part(0, 100, (60, 40)), Part(100, 228, (128,)), Part(228, 300, (1, 71)))
+VALUES = 300
+INT8 = codec("int8", 32)
+
+
+def make(directory: Path) -> Vault:
+    vault = Vault.create(directory, RUN, VALUES, LAYOUT, PARTS)
+    vault.begin_origin().copy_(torch.arange(VALUES) / 7)
+    vault.finish_origin()
+    return vault
+
+
+def delta_of(version: int) -> torch.Tensor:
+    return torch.randn(VALUES, generator=torch.Generator().manual_seed(version))
+
+
+def entry(vault: Vault, version: int) -> Commit:
+    """Store the parts of one entry, as if they had been reduced, and return its commit."""
+    decisions = []
+    for index, part in enumerate(PARTS):
+        payload = bytes(INT8.encode(delta_of(version)[part.start : part.stop], part.spans))
+        digest = hashlib.sha256(payload).digest()
+        vault.store.put(PartKey(100 + version, Section.PARAMETERS, index), digest, payload)
+        decisions.append(Decision(Section.PARAMETERS, index, 0, digest, ("a",), 8.0))
+    return Commit(version, 100 + version, 0, 0, version - 1, tuple(decisions), 8 * version, 0.7, 0.9)
+
+
+def expected(versions: int, included: tuple[bool, ...], pending: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same arithmetic without a vault."""
+    theta, momentum, pending = torch.arange(VALUES) / 7, torch.zeros(VALUES), pending.clone()
+    for version in range(1, versions + 1):
+        for part, counted in zip(PARTS, included, strict=True):
+            payload = INT8.encode(delta_of(version)[part.start : part.stop], part.spans)
+            slice_ = slice(part.start, part.stop)
+            nesterov_step(theta[slice_], momentum[slice_], INT8.decode(payload, part.spans), 0.7, 0.9)
+            if counted:
+                pending[slice_] = 0
+    return theta, momentum, pending
+
+
+def assert_state(vault: Vault, versions: int, included: tuple[bool, ...], pending: torch.Tensor) -> None:
+    theta, momentum, rest = expected(versions, included, pending)
+    assert vault.version == versions
+    assert not vault.changing
+    assert torch.equal(vault.theta, theta)
+    assert torch.equal(vault.momentum, momentum)
+    assert torch.equal(vault.pending, rest)
+
+
+@pytest.fixture
+def vault(tmp_path: Path) -> Iterator[Vault]:
+    made = make(tmp_path / "vault")
+    yield made
+    made.close(remove=True)
+
+
+def test_a_new_vault_has_no_version_and_no_root(tmp_path: Path) -> None:
+    vault = Vault.create(tmp_path / "vault", RUN, VALUES, LAYOUT, PARTS)
+    assert vault.version == NO_VERSION
+    assert vault.read_theta(NO_VERSION) is None
+    with pytest.raises(VaultError, match="no whole shared state"):
+        vault.root()
+    vault.close(remove=True)
+    assert not (tmp_path / "vault").exists()
+
+
+def test_entries_move_the_state_and_clear_pending_only_where_included(vault: Vault) -> None:
+    pending = torch.linspace(1, 2, VALUES)
+    vault.begin_publish().copy_(pending)
+    vault.publish(101, trained=30)
+    included = (True, False, True)
+    vault.apply(entry(vault, 1), included, INT8)
+    vault.apply(entry(vault, 2), included, INT8)
+    assert_state(vault, 2, included, pending)
+    assert vault.root() == fingerprint(2, LAYOUT, vault.theta, vault.momentum)
+    local = vault.read_local(2)
+    assert local is not None
+    assert torch.equal(local, vault.theta - vault.pending)
+    assert [kept.commit.version for kept in vault.entries] == [1, 2]
+
+
+def test_an_entry_that_does_not_continue_the_state_is_refused_and_an_old_one_ignored(vault: Vault) -> None:
+    first, third = entry(vault, 1), entry(vault, 3)
+    with pytest.raises(LocalProtocolError, match="continues version 2, the vault is at 0"):
+        vault.apply(third, (True,) * 3, INT8)
+    vault.apply(first, (True,) * 3, INT8)
+    before = vault.theta.clone()
+    vault.apply(first, (True,) * 3, INT8)
+    assert torch.equal(vault.theta, before)
+
+
+def test_an_entry_whose_bytes_are_missing_changes_nothing(vault: Vault) -> None:
+    commit = entry(vault, 1)
+    vault.store.drop(commit.round)
+    before = vault.root()
+    with pytest.raises(LocalProtocolError, match="part 0 of entry 1 are not in the vault"):
+        vault.apply(commit, (True,) * 3, INT8)
+    assert vault.root() == before == fingerprint(0, LAYOUT, vault.theta, vault.momentum)
+
+
+def test_a_reader_never_gets_a_state_that_is_being_changed(vault: Vault) -> None:
+    commit = entry(vault, 1)
+    seen: dict[str, list[torch.Tensor | None]] = {}
+
+    def observe(step: str) -> None:
+        seen[step] = [vault.read_theta(0), vault.read_theta(1), vault.read_local(0)]
+
+    vault.observe = observe
+    vault.apply(commit, (True,) * 3, INT8)
+    assert torch.equal(seen.pop("entry written")[0], torch.arange(VALUES) / 7)  # type: ignore[arg-type]
+    assert set(seen) > {"applying", "half copied", "version raised", "mark cleared"}
+    assert all(reads == [None, None, None] for reads in seen.values())
+    assert vault.read_theta(0) is None
+    assert torch.equal(vault.read_theta(1), vault.theta)  # type: ignore[arg-type]
+
+
+def test_a_trainer_publishes_into_the_slot_that_nobody_reads(vault: Vault) -> None:
+    trainer = Vault.attach(vault.directory)
+    trainer.begin_publish().fill_(3)
+    assert vault.pending.eq(0).all()
+    trainer.publish(7, trained=12)
+    assert vault.pending.eq(3).all()
+    assert (vault.published_round, vault.trained) == (7, 12)
+    trainer.begin_publish().fill_(5)
+    assert vault.pending.eq(3).all()
+    with pytest.raises(LocalProtocolError, match="only the daemon"):
+        _ = trainer.store
+    vault.drop_pending()
+    assert trainer.pending.eq(0).all()
+    assert (vault.published_round, vault.trained) == (-1, 0)
+    trainer.close()
+
+
+def test_a_second_daemon_cannot_open_the_vault(vault: Vault) -> None:
+    with pytest.raises(VaultError, match="another daemon"):
+        Vault.open(vault.directory, RUN)
+
+
+def test_a_vault_of_another_run_or_model_is_refused(tmp_path: Path) -> None:
+    make(tmp_path / "vault").close()
+    for run, layout in (("other", LAYOUT), (RUN, hashlib.sha256(b"other").digest())):
+        with pytest.raises(VaultError, match="another run or model"):
+            Vault.open(tmp_path / "vault", run, layout)
+    Vault.open(tmp_path / "vault", RUN, LAYOUT).close(remove=True)
+
+
+def test_a_full_file_system_is_one_error_with_have_and_need(tmp_path: Path) -> None:
+    values = 1 << 44
+    with pytest.raises(StorageFullError, match=r"have [\d,]+ MiB, need [\d,]+ MiB.*--shm-size"):
+        Vault.create(tmp_path / "vault", RUN, values, LAYOUT, (Part(0, values, (values,)),))
+    assert not list((tmp_path / "vault").glob("*.f32"))
+
+
+def test_room_that_vanishes_while_files_are_allocated_is_the_same_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, start: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(vault_module.os, "posix_fallocate", full)
+    with pytest.raises(StorageFullError, match=r"need [\d,]+ MiB"):
+        Vault.create(tmp_path / "vault", RUN, VALUES, LAYOUT, PARTS)
+
+
+def test_a_full_file_system_while_storing_a_part_is_an_error_and_the_part_does_not_exist(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, data: object, offset: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(partstore.os, "pwrite", full)
+    with pytest.raises(StorageFullError, match="part 4 of round 9"):
+        vault.store.put(PartKey(9, Section.PARAMETERS, 4), b"d" * 32, b"payload")
+    assert vault.store.find(b"d" * 32) is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ((Part(0, 100, (100,)), Part(101, 300, (199,))), "does not continue"),
+        ((Part(0, 100, (100,)),), "cover 100 of 300"),
+        ((Part(0, 300, (299,)),), "does not continue"),
+    ],
+)
+def test_a_partition_with_holes_is_refused(tmp_path: Path, parts: tuple[Part, ...], message: str) -> None:
+    with pytest.raises(VaultError, match=message):
+        Vault.create(tmp_path / "vault", RUN, VALUES, LAYOUT, parts)
+
+
+def test_old_entries_are_forgotten_with_their_bytes_and_rounds_in_flight_are_not(vault: Vault) -> None:
+    for version in (1, 2, 3):
+        vault.apply(entry(vault, version), (False,) * 3, INT8)
+    flying = PartKey(200, Section.PARAMETERS, 0)
+    vault.store.put(flying, b"x" * 32, b"result")
+    vault.drop_round(103)
+    vault.keep_entries(2, rounds=(200,))
+    assert vault.store.rounds() == {102, 103, 200}
+    assert [kept.commit.version for kept in vault.entries] == [2, 3]
+    vault.drop_round(200)
+    assert vault.store.rounds() == {102, 103}
+    vault.keep_entries(0)
+    assert not list((vault.directory / "parts").iterdir())
+    assert not list((vault.directory / "entries").iterdir())
+
+
+def test_parts_and_entries_survive_a_restart(tmp_path: Path) -> None:
+    vault = make(tmp_path / "vault")
+    vault.apply(entry(vault, 1), (False,) * 3, INT8)
+    key = PartKey(200, Section.PARAMETERS, 2, 3)
+    vault.store.put(key, b"x" * 32, b"result")
+    vault.close()
+    with open(tmp_path / "vault/parts/200.index", "ab") as index:
+        index.write(b"torn record")
+    vault = Vault.open(tmp_path / "vault", RUN)
+    stored = vault.store.find(b"x" * 32)
+    assert stored is not None
+    assert stored.key == key
+    assert vault.store.read(stored) == b"result"
+    vault.store.put(PartKey(200, Section.PARAMETERS, 1), b"y" * 32, b"another")
+    assert vault.entries[0].commit.version == 1
+    vault.close()
+    vault = Vault.open(tmp_path / "vault", RUN)
+    assert [vault.store.read(vault.store.find(name * 32)) for name in (b"x", b"y")] == [b"result", b"another"]  # type: ignore[arg-type]
+    vault.close(remove=True)
+
+
+# --- a state from elsewhere -----------------------------------------------------------------------------------------------------
+
+
+def state(version: int) -> tuple[bytes, bytes]:
+    theta, momentum = torch.randn(2, VALUES, generator=torch.Generator().manual_seed(1000 + version))
+    return theta.numpy().tobytes() + momentum.numpy().tobytes(), fingerprint(version, LAYOUT, theta, momentum)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_fetched_state_is_installed_when_it_is_whole_and_has_its_root(tmp_path: Path, held: bool) -> None:
+    vault = make(tmp_path / "vault") if held else Vault.create(tmp_path / "vault", RUN, VALUES, LAYOUT, PARTS)
+    content, root = state(5)
+    incoming = vault.incoming(5, root)
+    for start in range(0, len(content), 777):
+        incoming = vault.incoming(5, root)
+        assert incoming.received == start
+        incoming.write(content[start : start + 777])
+        assert vault.version == (0 if held else NO_VERSION)
+    vault.install(incoming)
+    assert vault.version == 5
+    assert vault.root() == root == fingerprint(5, LAYOUT, vault.theta, vault.momentum)
+    assert not (vault.directory / "incoming.f32").exists()
+    vault.close(remove=True)
+
+
+def test_a_fetched_state_with_another_root_is_forgotten_and_the_old_state_stays(vault: Vault) -> None:
+    before = vault.root()
+    content, root = state(5)
+    incoming = vault.incoming(5, root)
+    incoming.write(b"\x01" + content[1:])
+    with pytest.raises(RemoteProtocolError, match="does not have the root"):
+        vault.install(incoming)
+    assert vault.interrupted() is None
+    assert (vault.version, vault.root()) == (0, before)
+    with pytest.raises(RemoteProtocolError, match="more came"):
+        vault.incoming(5, root).write(content + b"\x00")
+
+
+def test_a_newer_state_replaces_one_that_was_interrupted(vault: Vault) -> None:
+    vault.incoming(5, state(5)[1]).write(state(5)[0][:99])
+    content, root = state(6)
+    incoming = vault.incoming(6, root)
+    assert incoming.received == 0
+    incoming.write(content)
+    vault.install(incoming)
+    assert vault.root() == root
+
+
+# --- kill -9 ----------------------------------------------------------------------------------------------------------------------
+
+
+class KilledError(BaseException):
+    """Stands for the end of a process at one step."""
+
+
+def die_at(count: int) -> object:
+    left = [count]
+
+    def observe(step: str) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KilledError(step)
+
+    return observe
+
+
+def steps_of_apply(tmp_path: Path) -> int:
+    vault = make(tmp_path / "counting")
+    steps: list[str] = []
+    vault.observe = steps.append
+    vault.apply(entry(vault, 1), (True, False, True), INT8)
+    vault.close(remove=True)
+    return len(steps)
+
+
+def test_apply_ends_with_the_same_bytes_wherever_it_is_cut(tmp_path: Path) -> None:
+    pending = torch.linspace(1, 2, VALUES)
+    included = (True, False, True)
+    steps = steps_of_apply(tmp_path)
+    assert steps >= 3 * 5
+    for count in range(steps):
+        vault = make(tmp_path / "vault")
+        vault.begin_publish().copy_(pending)
+        vault.publish(101, trained=30)
+        commit = entry(vault, 1)
+        vault.observe = die_at(count)  # type: ignore[assignment]
+        with pytest.raises(KilledError):
+            vault.apply(commit, included, INT8)
+        vault.close()
+        vault = Vault.open(tmp_path / "vault", RUN)
+        if vault.version == 0:
+            assert count <= 1, "only an entry that was not begun may be missing"
+            vault.apply(commit, included, INT8)
+        assert_state(vault, 1, included, pending)
+        vault.apply(entry(vault, 2), included, INT8)
+        assert_state(vault, 2, included, pending)
+        vault.close(remove=True)
+
+
+def test_a_part_torn_between_two_steps_is_repaired(tmp_path: Path) -> None:
+    """A kill inside a copy leaves some new and some old values: the copy is done again from scratch."""
+    included = (True, True, True)
+    for torn in ("theta", "momentum", "pending"):
+        vault = make(tmp_path / "vault")
+        vault.begin_publish().fill_(1)
+        vault.publish(101, trained=30)
+        commit = entry(vault, 1)
+
+        def observe(step: str, vault: Vault = vault, torn: str = torn) -> None:
+            if step == "copying":
+                getattr(vault, torn)[3:50] = torch.nan
+                raise KilledError
+
+        vault.observe = observe
+        with pytest.raises(KilledError):
+            vault.apply(commit, included, INT8)
+        vault.close()
+        vault = Vault.open(tmp_path / "vault", RUN)
+        assert_state(vault, 1, included, torch.ones(VALUES))
+        vault.close(remove=True)
+
+
+def test_install_over_a_state_ends_whole_wherever_it_is_cut(tmp_path: Path) -> None:
+    content, root = state(5)
+    outcomes = set()
+    for count in range(8):
+        vault = make(tmp_path / "vault")
+        incoming = vault.incoming(5, root)
+        incoming.write(content)
+        vault.observe = die_at(count)  # type: ignore[assignment]
+        with contextlib.suppress(KilledError):
+            vault.install(incoming)
+        vault.close()
+        vault = Vault.open(tmp_path / "vault", RUN)
+        outcomes.add(vault.version)
+        assert vault.version == (0 if count == 0 else 5)
+        assert vault.version == 0 or vault.root() == root
+        assert not vault.changing
+        vault.close(remove=True)
+    assert outcomes == {0, 5}
+
+
+def test_dropping_pending_is_finished_after_a_kill(tmp_path: Path) -> None:
+    for count in range(2):
+        vault = make(tmp_path / "vault")
+        vault.begin_publish().fill_(2)
+        vault.publish(1, trained=3)
+        vault.observe = die_at(count)  # type: ignore[assignment]
+        with pytest.raises(KilledError):
+            vault.drop_pending()
+        vault.close()
+        vault = Vault.open(tmp_path / "vault", RUN)
+        assert vault.pending.eq(0).all()
+        assert vault.trained == 0
+        vault.close(remove=True)
+
+
+VICTIM = """
+import sys, pathlib
+sys.path.insert(0, sys.argv[2])
+import test_vault_victim as t
+vault = t.Vault.open(pathlib.Path(sys.argv[1]), t.RUN)
+print("open", flush=True)
+while True:
+    version = vault.version + 1
+    commit = t.entry(vault, version)
+    vault.begin_publish().copy_(t.delta_of(-version))
+    vault.publish(commit.round, trained=version)
+    vault.apply(commit, (version % 2 == 0, True, version % 3 == 0), t.INT8)
+    vault.keep_entries(3)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_killed_at_random_moments_never_leaves_a_torn_state(tmp_path: Path) -> None:
+    """Children apply entries as fast as they can and are really killed; each state found afterwards is the one computed here."""
+    (tmp_path / "test_vault_victim.py").write_text(Path(__file__).read_text())
+    vault = make(tmp_path / "vault")
+    vault.close()
+    theta, momentum, reached = torch.arange(VALUES) / 7, torch.zeros(VALUES), 0
+    chance = random.Random(5)
+    for _ in range(12):
+        child = subprocess.Popen(
+            [sys.executable, "-c", VICTIM, str(tmp_path / "vault"), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"open\n"
+        time.sleep(chance.uniform(0, 0.06))
+        child.send_signal(signal.SIGKILL)
+        child.wait(10)
+        child.stdout.close()
+        vault = Vault.open(tmp_path / "vault", RUN)
+        assert not vault.changing
+        for version in range(reached + 1, vault.version + 1):
+            for part in PARTS:
+                slice_ = slice(part.start, part.stop)
+                payload = INT8.encode(delta_of(version)[slice_], part.spans)
+                nesterov_step(theta[slice_], momentum[slice_], INT8.decode(payload, part.spans), 0.7, 0.9)
+        reached = vault.version
+        assert torch.equal(vault.theta, theta)
+        assert torch.equal(vault.momentum, momentum)
+        vault.close()
+    assert reached > 12
+    Vault.open(tmp_path / "vault", RUN).close(remove=True)
