@@ -43,7 +43,7 @@ lint: $(VENV)/.dev ## formatting and ruff's rules
 
 types: $(VENV)/.dev .mypy_src ## strict mypy over the rooms, a laxer one over the tests
 	$(BIN)/mypy -p shoal | sed -E -e 's#^\.mypy_src/shoal/(($(subst $(space),|,$(ROOMS)))/)#\1#' -e 's#^\.mypy_src/##'
-	$(BIN)/mypy --config-file tests/mypy.ini tests
+	$(BIN)/mypy --config-file tests/mypy.ini tests docs/generate.py
 
 format: $(VENV)/.dev ## rewrite the sources as `make lint` wants them
 	$(BIN)/ruff format .
@@ -59,7 +59,7 @@ proto: $(VENV)/.dev ## regenerate protocol/generated from the .proto files
 	$(BIN)/python -m shoal.protocol.generate
 
 docs: $(VENV)/.dev ## regenerate the reference pages that are made from the sources
-	$(BIN)/python -m tests.reference
+	$(BIN)/python docs/generate.py
 
 clean: ## remove everything that is not in the repository but the benchmark results
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .mypy_src .pytest_cache .ruff_cache .hypothesis
