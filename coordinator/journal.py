@@ -4,27 +4,27 @@ Rule: when a method returns, what it wrote survives `kill -9` and a power cut (`
 Exactly one coordinator may hold a journal: `open` takes an operating-system lock on a file beside it, which dies with its process.
 
 The records are the coordinator's state (a fold over `records`); the other tables are the shell's own. Invite tokens are kept as
-SHA-256 only, and a use of an invite is taken in the transaction that records the enrolment it paid for. Times in here are wall-clock
-seconds since 1970, for people; no decision of the core rests on them. Neighbours: `records` says what is remembered, `performer`
-appends it, `enrolment` and `operators` keep the other tables.
+SHA-256 only, and a use of an invite is taken in the transaction that records the enrolment it paid for. Times in here are
+wall-clock seconds since 1970, for people; no decision of the core rests on them. Neighbours: `records` says what is remembered,
+`performer` appends it, `enrolment` and `operators` keep the other tables.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, get_args
+from typing import Any, get_args
 
 import sqlalchemy as sa
 
 from shoal.coordinator.records import Record
 from shoal.protocol.errors import InviteError, ShoalError
+from shoal.protocol.locks import FileLock, LockHeldError
 from shoal.protocol.messages import PeerId
 from shoal.protocol.wire import from_plain, to_plain
 
@@ -90,7 +90,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Enrolled:
+class KnownPeer:
     """A peer that may have certificates."""
 
     peer: PeerId
@@ -116,7 +116,7 @@ def journal_url(path: Path) -> str:
 class Journal:
     """An open, locked journal. Methods may be called from any one thread at a time; they block until the disk has it."""
 
-    def __init__(self, engine: sa.Engine, lock: IO[bytes], where: str) -> None:
+    def __init__(self, engine: sa.Engine, lock: FileLock, where: str) -> None:
         self._engine = engine
         self._lock = lock
         self._where = where
@@ -129,7 +129,7 @@ class Journal:
         if place.get_backend_name() != "sqlite" or not place.database:
             raise JournalError(f"cannot keep a journal in {url!r}", "name a SQLite file: sqlite:///PATH")
         path = Path(place.database)
-        lock = _lock_file(path.with_name(path.name + ".lock"), str(path))
+        lock = _take_lock(path.with_name(path.name + ".lock"), str(path))
         engine = sa.create_engine(place, poolclass=sa.StaticPool, connect_args={"check_same_thread": False, "timeout": 5.0})
         sa.event.listen(engine, "connect", _make_durable)
         try:
@@ -142,7 +142,7 @@ class Journal:
                     raise JournalError(f"{path} has format {known}, this shoal reads up to {FORMAT}", "use a newer shoal")
         except (sa.exc.SQLAlchemyError, ShoalError) as error:
             engine.dispose()
-            lock.close()
+            lock.release()
             if isinstance(error, ShoalError):
                 raise
             raise JournalError(f"cannot open the journal {path}: {_reason(error)}") from error
@@ -151,7 +151,7 @@ class Journal:
     def close(self) -> None:
         """Let go of the file and its lock."""
         self._engine.dispose()
-        self._lock.close()
+        self._lock.release()
 
     # --- records ----------------------------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class Journal:
             row = {"token_sha256": _digest(token), "uses_left": uses, "expires_at": now + lifetime_s, "made_at": now, "made_by": by}
             connection.execute(_invites.insert().values(row))
 
-    def enrol(self, peer: PeerId, token: str, rights: frozenset[str]) -> Enrolled:
+    def enrol(self, peer: PeerId, token: str, rights: frozenset[str]) -> KnownPeer:
         """Record that `peer` enrolled with `token`, which costs one use. A peer that enrolled before keeps what it has, at no cost.
 
         Raises InviteError when the token is unknown, used up or expired.
@@ -201,7 +201,7 @@ class Journal:
         with self._transaction() as connection:
             before = connection.execute(sa.select(_enrolled).where(_enrolled.c.peer == peer)).one_or_none()
             if before is not None:
-                return Enrolled(peer, frozenset(before.rights.split()), before.at)
+                return KnownPeer(peer, frozenset(before.rights.split()), before.at)
             invite = connection.execute(sa.select(_invites).where(_invites.c.token_sha256 == digest)).one_or_none()
             another = "ask the run's operator for a new one (shoal admin invite)"
             if invite is None:
@@ -214,13 +214,13 @@ class Journal:
             connection.execute(spend)
             row = {"peer": peer, "rights": " ".join(sorted(rights)), "at": now, "invite_sha256": digest}
             connection.execute(_enrolled.insert().values(row))
-        return Enrolled(peer, rights, now)
+        return KnownPeer(peer, rights, now)
 
-    def enrolled(self, peer: PeerId) -> Enrolled | None:
+    def enrolled(self, peer: PeerId) -> KnownPeer | None:
         """What is known of an enrolled peer."""
         with self._transaction() as connection:
             row = connection.execute(sa.select(_enrolled).where(_enrolled.c.peer == peer)).one_or_none()
-        return None if row is None else Enrolled(peer, frozenset(row.rights.split()), row.at)
+        return None if row is None else KnownPeer(peer, frozenset(row.rights.split()), row.at)
 
     # --- audit ------------------------------------------------------------------------------------------------------------------
 
@@ -273,39 +273,14 @@ def _make_durable(connection: Any, _record: Any) -> None:
     cursor.close()
 
 
-def _lock_file(path: Path, what: str) -> IO[bytes]:
-    """Take the lock that dies with this process. The file is never removed: removing it would let two processes lock two files."""
+def _take_lock(path: Path, what: str) -> FileLock:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = path.open("a+b")
+        return FileLock.take(path)
+    except LockHeldError as error:
+        by = f" (process {error.holder})" if error.holder else ""
+        raise JournalError(f"another coordinator{by} has the journal {what}", "stop it first, or name another directory") from None
     except OSError as error:
         raise JournalError(f"cannot open the journal {what}: {error.strerror}") from error
-    try:
-        lock_exclusively(handle)
-    except OSError as error:
-        handle.seek(0)
-        holder = handle.read(32).decode("ascii", "replace").strip()
-        handle.close()
-        by = f" (process {holder})" if holder else ""
-        raise JournalError(f"another coordinator{by} has the journal {what}", "stop it first, or name another directory") from error
-    handle.seek(0)
-    handle.truncate()
-    handle.write(str(os.getpid()).encode())
-    handle.flush()
-    return handle
-
-
-def lock_exclusively(handle: IO[bytes]) -> None:
-    """Lock an open file for this process, or raise OSError at once. The operating system lets go when the process ends."""
-    if os.name == "nt":
-        import msvcrt
-
-        handle.seek(1 << 20)
-        msvcrt.locking(handle.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
-    else:
-        import fcntl
-
-        fcntl.flock(handle.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _digest(token: str) -> str:

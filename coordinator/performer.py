@@ -166,9 +166,10 @@ class Performer:
         try:
             return self._core.on(event, self._clock())
         except RemoteProtocolError as error:
-            if link is None:
+            if not isinstance(event, Said):
                 raise
-            link.stream.close(str(error))
+            if link is not None:
+                link.stream.close(str(error))
             return []
 
     async def _perform(self, effects: list[Effect]) -> None:

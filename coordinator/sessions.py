@@ -1,0 +1,177 @@
+"""The coordinator's end of the session streams: one handler per stream, between gRPC and the performer.
+
+Rule: a stream can hurt only itself. What is sent to it waits in its own bounded queue, and when that is full the stream is closed;
+bytes that do not decode close it; a certificate that expires closes it, unless the same identity renewed meanwhile. Who speaks, and with
+what rights, comes from the certificate alone. Neighbours: `performer` calls `send` and `close`, `server` owns the port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from shoal.coordinator.performer import Performer
+from shoal.protocol.errors import ShoalError
+from shoal.protocol.messages import Envelope, PeerId
+from shoal.protocol.wire import pack, unpack_from_peer
+
+OUTBOX = 2048
+"""Messages that may wait for a slow stream; one more and it is closed."""
+DRAIN_S = 3.0
+"""How long a stream that is being closed may take to send what was sent before."""
+LONGEST_SLEEP_S = 60.0
+"""A certificate's end is looked at on the wall clock at least this often, because that clock may be set."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who is at the other end, by certificate. `expires_at` is wall-clock seconds."""
+
+    peer: PeerId
+    rights: frozenset[str]
+    expires_at: float
+    seen_from: str
+
+
+class Outbox:
+    """What waits to be sent on one stream. Implements `performer.Stream`; belongs to one event loop."""
+
+    def __init__(self, limit: int = OUTBOX) -> None:
+        self._waiting: deque[Envelope] = deque()
+        self._limit = limit
+        self._changed = asyncio.Event()
+        self._closed = False
+        self.broken = asyncio.Event()
+        """The stream is to end at once; `reason` says why."""
+        self.reason = ""
+
+    def send(self, envelope: Envelope) -> None:
+        if self._closed:
+            return
+        if len(self._waiting) >= self._limit:
+            self.break_off(f"takes no messages: {len(self._waiting)} wait")
+            return
+        self._waiting.append(envelope)
+        self._changed.set()
+
+    def close(self, reason: str) -> None:
+        self._closed = True
+        self.reason = self.reason or reason
+        self._changed.set()
+
+    def break_off(self, reason: str) -> None:
+        """End the stream without sending what waits."""
+        self._closed = True
+        self._waiting.clear()
+        self.reason = self.reason or reason
+        self._changed.set()
+        self.broken.set()
+
+    @property
+    def closed(self) -> bool:
+        """Nothing more is accepted."""
+        return self._closed
+
+    async def drain(self) -> AsyncIterator[Envelope]:
+        """What is sent, in order, until `close`."""
+        while True:
+            while self._waiting:
+                yield self._waiting.popleft()
+            if self._closed:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class Sessions:
+    """Serves session streams. `caller_of` reads the certificate of a call; `renewed_until` tells when a peer's newest one ends."""
+
+    def __init__(
+        self,
+        performer: Performer,
+        caller_of: Callable[[Any], Caller],
+        renewed_until: Callable[[PeerId], float],
+        say: Callable[[str, str], None],
+    ) -> None:
+        self._performer = performer
+        self._caller_of = caller_of
+        self._renewed_until = renewed_until
+        self._say = say
+        self._open: set[Outbox] = set()
+
+    def close_all(self, reason: str) -> None:
+        """End all streams now."""
+        for outbox in list(self._open):
+            outbox.break_off(reason)
+
+    async def serve(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        """One stream, from open to end."""
+        caller = self._caller_of(context)
+        if not caller.rights & {"peer", "reducer"}:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"the certificate of {caller.peer} does not allow to take part")
+        await context.send_initial_metadata(())  # tells the peer that the stream is open before anything is said
+        outbox = Outbox()
+        self._open.add(outbox)
+        connection = self._performer.connect(caller.peer, caller.rights, caller.seen_from, outbox)
+        reading = asyncio.create_task(self._read(context, connection))
+        writing = asyncio.create_task(self._write(context, outbox))
+        ending = [asyncio.create_task(outbox.broken.wait()), asyncio.create_task(self._expire(caller, outbox))]
+        tasks = [reading, writing, *ending]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if outbox.closed and not outbox.broken.is_set() and not reading.done():
+                await asyncio.wait({writing, reading, ending[0]}, timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._performer.disconnect(connection)
+            self._open.discard(outbox)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._finish(context, caller, outbox, reading, writing)
+
+    async def _finish(
+        self,
+        context: grpc.aio.ServicerContext[bytes, bytes],
+        caller: Caller,
+        outbox: Outbox,
+        reading: asyncio.Task[None],
+        writing: asyncio.Task[None],
+    ) -> None:
+        """Give the call its last status; re-raise what is our own fault."""
+        for task in (reading, writing):
+            error = task.exception() if task.done() and not task.cancelled() else None
+            match error:
+                case None | grpc.RpcError() | grpc.aio.AbortError() | asyncio.InvalidStateError():
+                    pass
+                case ShoalError():
+                    outbox.reason = outbox.reason or str(error)
+                case _:
+                    raise error
+        if outbox.reason:
+            self._say(f"closed the stream of {caller.peer} from {caller.seen_from}: {outbox.reason}", "warning")
+            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+                await context.abort(grpc.StatusCode.ABORTED, outbox.reason)
+
+    async def _read(self, context: grpc.aio.ServicerContext[bytes, bytes], connection: int) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            await self._performer.said(connection, unpack_from_peer(message))  # type: ignore[arg-type]
+
+    async def _write(self, context: grpc.aio.ServicerContext[bytes, bytes], outbox: Outbox) -> None:
+        async for envelope in outbox.drain():
+            await context.write(pack(envelope))
+
+    async def _expire(self, caller: Caller, outbox: Outbox) -> None:
+        """Returns when the identity's newest certificate has ended."""
+        while True:
+            left = max(caller.expires_at, self._renewed_until(caller.peer)) - time.time()
+            if left <= 0:
+                outbox.break_off(f"the certificate of {caller.peer} expired")
+                return
+            await asyncio.sleep(min(left, LONGEST_SLEEP_S))
