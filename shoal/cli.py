@@ -1,0 +1,104 @@
+"""The `shoal` command: a table of contents. Each group of commands lives in a module of its own.
+
+Rule: nothing heavy is imported here or at the top of a command module; a command imports what it needs when it runs, so that
+`shoal --help` answers at once. Every failure comes back through `main`, which prints one line and sets the exit code (`failures`).
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from shoal import command_admin, command_coordinator, command_demo, command_peer
+
+USAGE_CODE = 2
+INTERRUPTED_CODE = 130
+_VERBOSE = ("-v", "--verbose")
+
+app = typer.Typer(
+    help="Train one model on many people's machines, over the ordinary internet, while machines come and go.",
+    epilog="Exit codes: 0 done, 1 a fault in shoal, 2 settings, 3 unreachable, 4 refused, 5 this machine, "
+    "6 demo below its promises, 130 Ctrl-C.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("demo")(command_demo.demo)
+app.add_typer(command_coordinator.app, name="coordinator")
+app.add_typer(command_peer.app, name="peer")
+app.add_typer(command_admin.app, name="admin")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        import shoal
+
+        typer.echo(f"shoal {shoal.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def shoal(
+    context: typer.Context,
+    verbose: Annotated[bool, typer.Option(*_VERBOSE, help="Say more, and show tracebacks. May stand anywhere.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)] = False,
+) -> None:
+    """What happens before any command: without one, say which there are."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(USAGE_CODE)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    own = words[: words.index("--")] if "--" in words else words
+    verbose = any(word in _VERBOSE for word in own)
+    words = [word for word in own if word not in _VERBOSE] + words[len(own) :]
+    sys.exit(run(words, verbose))
+
+
+def run(words: Sequence[str], verbose: bool) -> int:
+    """Run one command; the one place that catches broadly, because what it catches ends the process."""
+    from shoal import narration
+
+    narration.begin(verbose)
+    try:
+        code: Any = app(list(words), prog_name="shoal", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED_CODE
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    except Exception as error:  # noqa: BLE001 - the supervisor of the process: what it catches becomes the exit code
+        if _is_misuse(error):
+            return _complain(_misuse_line(error), USAGE_CODE)
+        if verbose:
+            traceback.print_exception(error)
+        from shoal import failures
+
+        return _complain(failures.sentence(error), failures.exit_code(error))
+    return code if isinstance(code, int) else 0
+
+
+def _complain(line: str, code: int) -> int:
+    from shoal.narration import printable
+
+    print(f"error: {printable(line)}", file=sys.stderr, flush=True)
+    return int(code)
+
+
+def _is_misuse(error: Exception) -> bool:
+    """Whether the command line itself was wrong; typer's own class for that has moved between its releases, its base has not."""
+    return isinstance(error, typer.BadParameter.__mro__[2])
+
+
+def _misuse_line(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "shoal"
+    what = " ".join(str(error.format_message()).split()).rstrip(".")
+    return f"{what} — see `{path} --help`"

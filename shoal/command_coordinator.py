@@ -1,0 +1,139 @@
+"""`shoal coordinator init` makes a run, `shoal coordinator serve` keeps it going."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from shoal.runplan import RunPlan
+
+app = typer.Typer(help="Make a run and serve it.")
+
+THE_RUN = "The run"
+ADDRESSES = "Addresses"
+
+
+def _flag(text: str, default: object = None, **more: Any) -> Any:
+    """A setting of the run: None unless it is given, so that a flag can be told from a default."""
+    shown = f"{text} (default {default})" if default is not None else text
+    return typer.Option(help=shown, show_default=False, rich_help_panel=THE_RUN, **more)
+
+
+@app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The run's directory; it must not exist yet, or be empty.")],
+    more_files: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILE", help="More files for --data.", show_default=False)
+    ] = None,
+    spec: Annotated[Path | None, _flag("A whole run spec (TOML), instead of the flags below.", metavar="FILE")] = None,
+    name: Annotated[str | None, _flag("Name of the run.", "shoal")] = None,
+    data: Annotated[list[Path] | None, _flag("Text files to train on: --data a.txt b.txt.", metavar="FILE...")] = None,
+    min_peers: Annotated[int | None, _flag("Peers without which the run waits.", 1)] = None,
+    peers: Annotated[int | None, _flag("Peers to plan the length of the run for.", "--min-peers", min=1)] = None,
+    rounds: Annotated[int | None, _flag("Length of the run in rounds.", 1000, min=1)] = None,
+    tokens: Annotated[int | None, _flag("Length of the run in tokens of all peers.")] = None,
+    seed: Annotated[int | None, _flag("Seed of the weights and of the order of samples.", 1)] = None,
+    width: Annotated[int | None, _flag("Width of the model.", 64)] = None,
+    layers: Annotated[int | None, _flag("Layers of the model.", 3)] = None,
+    heads: Annotated[int | None, _flag("Attention heads; as many for keys and values.", 4)] = None,
+    sequence_length: Annotated[int | None, _flag("Tokens per sample.", 128)] = None,
+    batch: Annotated[int | None, _flag("Samples per inner step.", 4)] = None,
+    steps: Annotated[int | None, _flag("Inner steps per round.", 30)] = None,
+    lr: Annotated[float | None, _flag("Inner learning rate.", 0.004)] = None,
+    outer_lr: Annotated[float | None, _flag("Outer learning rate.", 0.7)] = None,
+    outer_momentum: Annotated[float | None, _flag("Outer momentum.", "0.9; 0.6 below 200 rounds")] = None,
+    listen: Annotated[
+        str, typer.Option(help="Where `serve` listens for peers, host:port.", rich_help_panel=ADDRESSES)
+    ] = "0.0.0.0:7600",
+    enrol_listen: Annotated[
+        str, typer.Option(help="Where `serve` listens for peers that come with an invite.", rich_help_panel=ADDRESSES)
+    ] = "0.0.0.0:7601",
+    advertise: Annotated[
+        str,
+        typer.Option(
+            help="This machine's name or address as peers reach it. Default: found out.",
+            show_default=False,
+            rich_help_panel=ADDRESSES,
+        ),
+    ] = "",
+) -> None:
+    """Make a run: its keys, its run spec, its journal. Prints an invite for peers and the next command."""
+    from shoal import runplan
+    from shoal.failures import SettingsError
+
+    if more_files and not data:
+        raise SettingsError(f"unexpected argument {more_files[0]}", "data files follow --data")
+    flags: dict[str, dict[str, Any]] = {
+        "run": {"name": name, "min_peers": min_peers, "total_tokens": tokens, "seed": seed},
+        "model": {"width": width, "layers": layers, "heads": heads, "kv_heads": heads},
+        "data": {"sequence_length": sequence_length},
+        "train": {"batch": batch, "steps": steps, "lr": lr},
+        "outer": {"lr": outer_lr, "momentum": outer_momentum},
+    }
+    files = [*(data or ()), *(more_files or ())]
+    if spec is None:
+        plan = runplan.from_flags(flags, files, rounds, peers)
+    else:
+        doubled = [f"{table}.{key}" for table, values in flags.items() for key, value in values.items() if value is not None]
+        if doubled:
+            raise SettingsError(f"--spec and the flag for {doubled[0]} both set the run", f"put it into {spec}, or give no --spec")
+        plan = runplan.from_file(spec, files, rounds, peers)
+    for remark in plan.remarks:
+        typer.echo(remark, err=True)
+    _create(directory, plan, listen, enrol_listen, advertise)
+
+
+def _create(directory: Path, plan: RunPlan, listen: str, enrol_listen: str, advertise: str) -> None:
+    from shoal import rundirs
+    from shoal.coordinator.setup import init as make
+    from shoal.failures import SettingsError
+    from shoal.protocol.spec import example_toml
+
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise SettingsError(f"{directory} exists and is not empty", "name a new directory, or serve the run that is in it")
+    invite = make(directory, plan.spec, listen=listen, enrol_listen=enrol_listen, advertise=advertise)
+    (directory / rundirs.SPEC_FILE).write_text(example_toml(plan.spec), encoding="utf-8")
+    rundirs.remember(directory)
+    for line in summary(directory, plan, invite):
+        typer.echo(line)
+
+
+def summary(directory: Path, plan: RunPlan, invite: str) -> list[str]:
+    """What an operator should know after `init`, and the next commands."""
+    from shoal.panel import amount
+
+    spec = plan.spec
+    data = f" --data {plan.data_directory}" if plan.data_directory is not None else ""
+    return [
+        f"run {spec.run.name!r} is made in {directory}",
+        f"  {amount(spec.run.total_tokens)} tokens: about {plan.rounds} rounds of {spec.train.steps} steps with {plan.peers} "
+        f"peer{'s' if plan.peers > 1 else ''}; it waits while there are fewer than {spec.run.min_peers}",
+        f"  every setting, with what it means, is in {directory / 'run.toml'} (it is fixed now)",
+        "",
+        "start the coordinator:",
+        f"  shoal coordinator serve {directory}",
+        "",
+        "give this line to whoever shall join (10 uses within 24 hours; more with `shoal admin invite`):",
+        f"  shoal peer join{data} {invite}",
+    ]
+
+
+@app.command()
+def serve(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The run's directory.")],
+    listen: Annotated[str, typer.Option(help="Listen here instead of where init said.", show_default=False)] = "",
+    enrol_listen: Annotated[str, typer.Option(help="Listen here for peers with an invite.", show_default=False)] = "",
+    leashed: Annotated[bool, typer.Option("--leashed", hidden=True)] = False,
+) -> None:
+    """Serve a run: members, order of the log, invites. Ctrl-C stops it; peers wait and come back when it is served again."""
+    import asyncio
+
+    from shoal import leash, rundirs
+    from shoal.coordinator.server import serve as run_server
+
+    if leashed:
+        leash.wear()
+    asyncio.run(run_server(rundirs.find(directory), listen=listen, enrol_listen=enrol_listen))

@@ -1,0 +1,148 @@
+"""A whole swarm on this machine: a coordinator and peers as real processes that talk over real mTLS on loopback.
+
+Rule: everything that it makes lies in one directory, and everything that it starts is in one list, so that `close` leaves
+nothing: no process, no port, no shared memory, whatever happened before. Neighbours: `processes` are its members, `demo` its
+story; the tests use the same class, so that what the demo relies on is what they break.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from shoal.failures import MachineError
+from shoal.processes import Child, end
+from shoal.protocol.errors import ShoalError, UnreachableError
+
+if TYPE_CHECKING:
+    from shoal.protocol.admin import AdminCommand, AdminReply
+    from shoal.protocol.spec import RunSpec
+
+LOOPBACK = "127.0.0.1"
+COORDINATOR_START_S = 30.0
+POLL_S = 0.1
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listened on a moment ago; all different."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind((LOOPBACK, 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+class LocalSwarm:
+    """One run's coordinator and peers, below `directory`. A context manager: leaving it ends all of them."""
+
+    def __init__(
+        self, directory: Path, spec: RunSpec, *, peer_words: Sequence[str] = (), environment: dict[str, str] | None = None
+    ) -> None:
+        self.directory = directory
+        self.run_directory = directory / "coordinator"
+        self.spec = spec
+        self.peer_words = tuple(peer_words)
+        self.environment = environment
+        self.session_port, self.enrol_port = free_ports(2)
+        self.coordinator: Child | None = None
+        self.peers: dict[str, Child] = {}
+        self.invite = ""
+        self._ended: list[Child] = []
+
+    def __enter__(self) -> LocalSwarm:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def create(self) -> None:
+        """Make the run's keys and its invite."""
+        from shoal.coordinator.setup import init
+
+        self.invite = init(
+            self.run_directory,
+            self.spec,
+            listen=f"{LOOPBACK}:{self.session_port}",
+            enrol_listen=f"{LOOPBACK}:{self.enrol_port}",
+            advertise=LOOPBACK,
+        )
+
+    def start_coordinator(self) -> Child:
+        """Start it, again if need be, and wait until it answers."""
+        if self.coordinator is not None:
+            self._ended.append(self.coordinator)
+        words = ("coordinator", "serve", str(self.run_directory), "--leashed")
+        self.coordinator = Child("coordinator", words, self.directory / "coordinator.log", self.environment)
+        self.wait_for(self._answers, COORDINATOR_START_S, "the coordinator to answer")
+        return self.coordinator
+
+    def add_peer(self, name: str, *words: str, invite: str | None = None) -> Child:
+        """Start a peer. A name that was used before comes back with its identity and its local copy."""
+        if name in self.peers:
+            self._ended.append(self.peers[name])
+        state = self.state_of(name)
+        state.mkdir(parents=True, exist_ok=True)
+        command = (
+            *("peer", "join", invite or self.invite, "--name", name, "--state", str(state)),
+            *("--listen", f"{LOOPBACK}:0", "--leashed"),
+            *self.peer_words,
+            *words,
+        )
+        self.peers[name] = Child(name, command, self.directory / f"{name}.log", self.environment)
+        return self.peers[name]
+
+    def state_of(self, name: str) -> Path:
+        """The state directory of a peer."""
+        return self.directory / name
+
+    def ask(self, command: AdminCommand) -> AdminReply:
+        """What `shoal admin` does."""
+        from shoal.adminclient import call
+
+        return call(self.run_directory, command)
+
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Look again and again until `condition` holds; raises MachineError, with the last words of who died, when it does not."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            self.check()
+            if time.monotonic() > deadline:
+                raise MachineError(f"waited {timeout_s:g} s for {what}", f"logs are in {self.directory}")
+            time.sleep(POLL_S)
+
+    def check(self) -> None:
+        """Raise when the coordinator died: nothing that one waits for would ever happen."""
+        coordinator = self.coordinator
+        if coordinator is not None and coordinator.exit_code is not None:
+            raise MachineError(f"the coordinator ended with code {coordinator.exit_code}: {coordinator.last_words(3)}")
+
+    def close(self) -> None:
+        """End everything and remove the local copies that killed peers left in shared memory."""
+        children = [*self._ended, *self.peers.values()]
+        if self.coordinator is not None:
+            children.append(self.coordinator)
+        end(children)
+        self.remove_local_copies()
+
+    def remove_local_copies(self) -> None:
+        """A peer that was killed could not remove its vault."""
+        shutil.rmtree(self.directory / "vaults", ignore_errors=True)
+
+    def _answers(self) -> bool:
+        from shoal.protocol.admin import GetStatus
+
+        try:
+            self.ask(GetStatus())
+        except UnreachableError:
+            return False
+        except ShoalError as error:
+            raise MachineError(f"the coordinator refuses its own operator: {error}") from error
+        return True

@@ -1,0 +1,65 @@
+"""What a process says while it runs: log records become plain lines, or lines above the live panel when there is one.
+
+Rule: the rooms speak through `logging` under the name "shoal" and never print; this module alone decides how it looks. A line is
+"HH:MM:SS text"; warnings and errors say so. Neighbours: `panel` draws what changes in place.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+
+LOGGER = "shoal"
+
+
+def stamp() -> str:
+    """The time of day, as lines begin with it."""
+    return time.strftime("%H:%M:%S")
+
+
+def printable(text: str) -> str:
+    """The text without anything that could steer a terminal: names and reasons come from strangers."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+class Narrator(logging.Handler):
+    """Hands each record, as one line, to whoever shows lines at the moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.show: Callable[[str], None] = _to_stderr
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+            text = printable(record.getMessage())
+            if record.exc_info and self.level <= logging.DEBUG:
+                text = f"{text}\n{logging.Formatter().formatException(record.exc_info)}"
+            self.show(f"{stamp()} {level}{text}")
+        except (OSError, ValueError):
+            self.handleError(record)
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def begin(verbose: bool) -> Narrator:
+    """Show what the rooms say from now on. Calling it again changes the level and keeps the one narrator."""
+    logger = logging.getLogger(LOGGER)
+    narrator = current()
+    if narrator is None:
+        narrator = Narrator()
+        logger.addHandler(narrator)
+    level = logging.DEBUG if verbose else logging.INFO
+    narrator.setLevel(level)
+    logger.setLevel(level)
+    logger.propagate = False
+    return narrator
+
+
+def current() -> Narrator | None:
+    """The narrator of this process, once `begin` was called."""
+    return next((handler for handler in logging.getLogger(LOGGER).handlers if isinstance(handler, Narrator)), None)

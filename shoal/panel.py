@@ -1,0 +1,196 @@
+"""What a volunteer sees while the peer works: a live panel on a terminal, plain lines everywhere else.
+
+Rule: a view is told the newest progress as often as the daemon likes and decides itself what is worth a line; a log file gets one
+line per round, one per change of what the peer does, and one every five seconds of waiting. Neighbours: `peer.daemon` reports,
+`narration` brings what the rooms say, `command_peer` wires them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from shoal import narration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WAIT_LINE_S = 5.0
+REFRESH_PER_S = 4
+NO_VERSION = -1
+
+
+class Progress(Protocol):
+    """How far a peer is. A number that is not known yet is 0, a version -1, a text empty."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def round(self) -> int: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def members(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def loss(self) -> float: ...
+    @property
+    def tokens_per_s(self) -> float: ...
+    @property
+    def bits_per_byte(self) -> float: ...
+    @property
+    def waiting_for(self) -> str: ...
+    @property
+    def waiting_s(self) -> float: ...
+
+
+class View(Protocol):
+    """Shows progress, and lines in between."""
+
+    def watch(self, progress: Progress) -> None: ...
+    def say(self, line: str) -> None: ...
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: "8 s", "3 min 05 s", "2 h 10 min"."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def amount(number: float) -> str:
+    """A count in three digits: "640", "6.3k", "12M"."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            scaled = number / limit
+            return f"{scaled:.0f}{unit}" if scaled >= 100 else f"{scaled:.1f}{unit}"
+    return f"{number:.0f}"
+
+
+def byte_count(number: float) -> str:
+    """Bytes in powers of ten: "640 B", "6.3 kB", "1.2 GB"."""
+    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= limit:
+            return f"{number / limit:.1f} {unit}"
+    return f"{number:.0f} B"
+
+
+def facts(progress: Progress) -> list[tuple[str, str]]:
+    """What is known now, in the order in which a volunteer wants to read it. What is not known yet is left out."""
+    known = [("phase", progress.phase or "starting")]
+    if progress.round > 0:
+        known.append(("round", str(progress.round)))
+    if progress.version > NO_VERSION:
+        known.append(("version", str(progress.version)))
+    if progress.members > 0:
+        known.append(("members", str(progress.members)))
+    if progress.steps > 0:
+        known.append(("steps", str(progress.steps)))
+    if progress.loss > 0:
+        known.append(("loss", f"{progress.loss:.3f}"))
+    if progress.tokens_per_s > 0:
+        known.append(("tokens/s", amount(progress.tokens_per_s)))
+    if progress.bits_per_byte > 0:
+        known.append(("bits per byte", f"{progress.bits_per_byte:.3f}"))
+    return known
+
+
+def waiting(progress: Progress) -> str:
+    """The sentence about what is waited for and since when; empty when nothing is."""
+    return f"waiting for {progress.waiting_for}, for {duration(progress.waiting_s)}" if progress.waiting_for else ""
+
+
+class Lines:
+    """Plain lines, for logs and pipes."""
+
+    def __init__(self, write: Callable[[str], None] | None = None, now: Callable[[], float] = time.monotonic) -> None:
+        self._write = write or _to_stdout
+        self._now = now
+        self._last: tuple[str, int, str] | None = None
+        self._last_at = 0.0
+
+    def watch(self, progress: Progress) -> None:
+        """A line when round or version moved on, when something new is waited for, and every five seconds of a wait."""
+        now = self._now()
+        moved = (progress.phase if not progress.version > 0 else "", progress.version, progress.waiting_for)
+        if moved == self._last and not (progress.waiting_for and now - self._last_at >= WAIT_LINE_S):
+            return
+        self._last, self._last_at = moved, now
+        text = waiting(progress) or "  ".join(f"{name} {value}" for name, value in facts(progress))
+        self.say(f"{narration.stamp()} {narration.printable(text)}")
+
+    def say(self, line: str) -> None:
+        """Write one line."""
+        self._write(line)
+
+
+def _to_stdout(line: str) -> None:
+    print(line, flush=True)
+
+
+class Panel:
+    """A panel that is redrawn in place; lines scroll by above it."""
+
+    def __init__(self, title: str, print_above: Callable[[str], None]) -> None:
+        self._title = title
+        self._print_above = print_above
+        self._progress: Progress | None = None
+        self._heard_at = 0.0
+
+    def watch(self, progress: Progress) -> None:
+        """Remember the newest progress; the next redraw shows it."""
+        self._progress, self._heard_at = progress, time.monotonic()
+
+    def say(self, line: str) -> None:
+        """Let a line scroll by above the panel."""
+        self._print_above(line)
+
+    def __rich__(self) -> RenderableType:
+        from rich.panel import Panel as Frame
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim")
+        grid.add_column()
+        if self._progress is None:
+            grid.add_row("phase", "starting")
+        else:
+            for name, value in facts(self._progress):
+                grid.add_row(name, Text(value))
+            if self._progress.waiting_for:
+                waited = self._progress.waiting_s + time.monotonic() - self._heard_at
+                grid.add_row("waiting for", Text(f"{self._progress.waiting_for}, for {duration(waited)}", style="yellow"))
+        return Frame(
+            grid, title=Text(self._title), title_align="left", subtitle="Ctrl-C leaves", subtitle_align="right", expand=False
+        )
+
+
+@contextmanager
+def open_view(title: str) -> Iterator[View]:
+    """The view that fits where stdout goes; what the rooms say goes through it as long as it is open."""
+    narrator = narration.current()
+    before = narrator.show if narrator else None
+    try:
+        if sys.stdout.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console()
+            panel = Panel(title, lambda line: console.print(line, markup=False, highlight=False))
+            if narrator:
+                narrator.show = panel.say
+            with Live(panel, console=console, refresh_per_second=REFRESH_PER_S):
+                yield panel
+        else:
+            yield Lines()
+    finally:
+        if narrator and before:
+            narrator.show = before

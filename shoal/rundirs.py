@@ -1,0 +1,53 @@
+"""Where a run's coordinator directory is when nobody says: here, or where the last run was made on this machine.
+
+Rule: a guess is always said aloud by the error when it is wrong. Neighbour: `command_coordinator` makes such directories.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.failures import SettingsError
+
+SPEC_FILE = "run.toml"
+_LAST = "last-run"
+
+
+def remember(directory: Path) -> None:
+    """Make this the directory that commands without `--dir` mean. A machine where that cannot be written just has no default."""
+    try:
+        _note().parent.mkdir(parents=True, exist_ok=True)
+        _note().write_text(f"{directory.absolute()}\n", encoding="utf-8")
+    except OSError:
+        return
+
+
+def find(given: Path | None) -> Path:
+    """The coordinator directory to use: the given one, else the current directory, else the last one made here."""
+    if given is not None:
+        if not _is_run(given):
+            raise SettingsError(f"{given} is not a coordinator directory", f"make one with `shoal coordinator init {given}`")
+        return given
+    if _is_run(Path.cwd()):
+        return Path.cwd()
+    last = _last()
+    if last is not None and _is_run(last):
+        return last
+    raise SettingsError("no coordinator directory here and none was made on this machine", "name it with --dir DIR")
+
+
+def _is_run(directory: Path) -> bool:
+    return (directory / SPEC_FILE).is_file()
+
+
+def _last() -> Path | None:
+    try:
+        return Path(_note().read_text(encoding="utf-8").strip())
+    except OSError:
+        return None
+
+
+def _note() -> Path:
+    import platformdirs
+
+    return platformdirs.user_state_path("shoal") / _LAST

@@ -1,0 +1,193 @@
+"""The command as a person meets it: help, misuse, failures, in this process and in fresh ones."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal import cli, narration
+from shoal.protocol.spec import RunSpec
+
+GROUPS = ([], ["demo"], ["coordinator"], ["coordinator", "init"], ["coordinator", "serve"], ["peer"], ["peer", "join"], ["admin"])
+ADMIN = ("status", "peers", "rounds", "events", "invite", "pause", "resume", "stop")
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """What `run` sets up for a process is taken back."""
+    yield
+    logger = logging.getLogger(narration.LOGGER)
+    narrator = narration.current()
+    if narrator is not None:
+        logger.removeHandler(narrator)
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
+
+
+def shoal(*words: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "shoal", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+@pytest.mark.parametrize("words", GROUPS, ids=lambda words: "-".join(words) or "shoal")
+def test_every_command_explains_itself(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([*words, "--help"], verbose=False) == 0
+    assert "Usage: shoal" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ADMIN)
+def test_every_admin_command_takes_json_and_a_directory(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["admin", name, "--help"], verbose=False) == 0
+    out = capsys.readouterr().out
+    assert "--json" in out
+    assert "--dir" in out
+
+
+def test_help_is_there_in_well_under_a_second_without_anything_heavy() -> None:
+    best = min(_help_s() for _ in range(3))
+    assert best < 1.0, f"{best:.2f} s"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys, shoal.cli; print(sorted(m for m in sys.modules if m in {'torch','grpc','pydantic','numpy','sqlalchemy'}))",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def _help_s() -> float:
+    start = time.monotonic()
+    assert shoal("--help").returncode == 0
+    return time.monotonic() - start
+
+
+def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([], verbose=False) == 2
+    assert "coordinator" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["demo", "--round", "3"], "No such option: --round"),
+        (["demo", "--rounds", "many"], "--rounds"),
+        (["frobnicate"], "frobnicate"),
+        (["coordinator", "init"], "DIR"),
+        (["admin", "invite", "--uses", "0"], "--uses"),
+    ],
+)
+def test_misuse_is_one_line_that_names_the_help(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(words, verbose=False) == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"error: .+ — see `shoal[^`]* --help`\n", error), error
+    assert complaint in error
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["peer", "join", "x", "--device", "toaster"], "--device toaster"),
+        (["peer", "join", "x", "--data", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["peer", "join", "x", "--identity", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["peer", "join", "x", "--listen", "", "--advertise", "a:1"], "--advertise"),
+        (["coordinator", "init", "unused", "stray.txt"], "stray.txt"),
+        (["coordinator", "init", "unused", "--spec", "/nowhere.toml"], "/nowhere.toml"),
+        (["coordinator", "init", "unused", "--spec", "a.toml", "--width", "8"], "model.width"),
+        (["coordinator", "init", "unused", "--data", "/nowhere.txt"], "/nowhere.txt"),
+        (["coordinator", "init", "unused", "--rounds", "3", "--tokens", "9"], "--rounds and --tokens"),
+        (["coordinator", "init", "unused", "--name", "Not A Name"], "run.name"),
+        (["coordinator", "serve", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["admin", "status", "--dir", "/nowhere/at/all"], "/nowhere/at/all"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_one_line_with_a_fix_and_code_2(
+    words: list[str], complaint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(words, verbose=False) == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"error: .+ — .+\n", error), error
+    assert complaint in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_verbose_shows_the_traceback_wherever_it_stands() -> None:
+    for words in (["-v", "admin", "status", "--dir", "/nowhere"], ["admin", "status", "--dir", "/nowhere", "--verbose"]):
+        done = shoal(*words)
+        assert done.returncode == 2
+        assert "Traceback" in done.stderr
+        assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in shoal("admin", "status", "--dir", "/nowhere").stderr
+
+
+def test_an_init_directory_that_is_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "precious").write_text("keep me")
+    assert cli.run(["coordinator", "init", str(tmp_path)], verbose=False) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert (tmp_path / "precious").read_text() == "keep me"
+
+
+def test_the_defaults_that_the_flags_show_are_those_of_the_run_spec(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    spec = RunSpec.of(run={"total_tokens": 1})
+    cli.run(["coordinator", "init", "--help"], verbose=False)
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for flag, value in (
+        ("--min-peers", spec.run.min_peers),
+        ("--seed", spec.run.seed),
+        ("--width", spec.model.width),
+        ("--layers", spec.model.layers),
+        ("--heads", spec.model.heads),
+        ("--sequence-length", spec.data.sequence_length),
+        ("--batch", spec.train.batch),
+        ("--steps", spec.train.steps),
+        ("--lr", spec.train.lr),
+        ("--outer-lr", spec.outer.lr),
+        ("--outer-momentum", spec.outer.momentum),
+    ):
+        assert re.search(rf"{flag} [^()]*\(default {value}[);]", shown), flag
+
+
+def test_python_dash_m_shoal_and_the_version() -> None:
+    done = shoal("--version")
+    assert re.fullmatch(r"shoal \d+\.\d+\.\d+\S*\n", done.stdout)
+
+
+def test_the_public_names_are_there_and_loaded_late() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys, shoal; assert not {'torch', 'grpc', 'pydantic'} & set(sys.modules); "
+            "assert shoal.RunSpec.of(run={'total_tokens': 1}); assert 'RunSpec' in dir(shoal); "
+            "assert issubclass(shoal.ShoalError, Exception)",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_strangers_cannot_steer_the_terminal() -> None:
+    assert narration.printable("a\x1b[2Jb\r\nc") == "a\ufffd[2Jb\ufffd\ufffdc"
