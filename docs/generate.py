@@ -188,7 +188,7 @@ def leaves(path: str, command: Any) -> Iterator[tuple[str, Any]]:
     inner = getattr(command, "commands", None)
     if not inner:
         words = [
-            part.human_readable_name.upper() for part in command.params if part.param_type_name == "argument" and not part.hidden
+            (part.metavar or part.name.upper()) for part in command.params if part.param_type_name == "argument" and not part.hidden
         ]
         yield " ".join([path, *words]), command
         return
