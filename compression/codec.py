@@ -134,18 +134,20 @@ class Int8:
         raw = torch.frombuffer(payload, dtype=torch.int8)
         scales = raw[: 4 * tiling.blocks].view(torch.float32)  # (blocks,)
         q = raw[4 * tiling.blocks :]  # (values,)
-        scratch = _scratch(tiling.widest)
+        lows = torch.empty_like(scales)
         for tile in tiling.tiles:
             x = values[tile.start : tile.stop].view(-1, tile.width)  # (rows, width)
-            work = scratch[: tile.stop - tile.start].view(-1, tile.width)
-            torch.abs(x, out=work)
-            torch.amax(work, dim=1, out=scales[tile.block : tile.block + x.shape[0]])
+            torch.amax(x, dim=1, out=scales[tile.block : tile.block + x.shape[0]])
+            # Two reading passes are faster than one that writes magnitudes and one that reads them.
+            torch.amin(x, dim=1, out=lows[tile.block : tile.block + x.shape[0]])
+        torch.maximum(scales, lows.neg_(), out=scales)
         if not scales.amax().item() <= LARGEST_ENCODED:  # NaN compares false, too
-            raise CodecError(_explain(values, LARGEST_ENCODED))
+            raise CodecError(f"int8: {_explain(values, LARGEST_ENCODED)}")
         scales.div_(127.0)
         scales.masked_fill_(scales < SMALLEST_NORMAL, 0.0)
         # Where the scale is 0, dividing by infinity makes the block zero.
         divisors = scales.masked_fill(scales == 0.0, math.inf)
+        scratch = _scratch(tiling.widest)
         for tile in tiling.tiles:
             x = values[tile.start : tile.stop].view(-1, tile.width)
             work = scratch[: tile.stop - tile.start].view(-1, tile.width)

@@ -54,5 +54,5 @@ def fingerprint(version: int, layout_hash: bytes, theta: Tensor, momentum: Tenso
         if vector.dtype != torch.float32 or not vector.is_contiguous():
             raise ValueError("a fingerprint is of contiguous fp32 vectors")
         if vector.numel():
-            digest.update(vector.detach().view(torch.uint8).numpy())
+            digest.update(vector.detach().view(torch.uint8).numpy().data)
     return digest.digest()
