@@ -94,9 +94,12 @@ def stop(directory: Directory = None, as_json: Json = False) -> None:
 
 def _do(directory: Path | None, command: AdminCommand, as_json: bool) -> None:
     from shoal import rundirs
+
+    found = rundirs.find(directory)
+
     from shoal.adminclient import call
 
-    reply = call(rundirs.find(directory), command)
+    reply = call(found, command)
     if as_json:
         from shoal.protocol.plain import to_plain
 

@@ -88,12 +88,13 @@ def init(
 
 def _create(directory: Path, plan: RunPlan, listen: str, enrol_listen: str, advertise: str) -> None:
     from shoal import rundirs
-    from shoal.coordinator.setup import init as make
     from shoal.failures import SettingsError
-    from shoal.protocol.spec import example_toml
 
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise SettingsError(f"{directory} exists and is not empty", "name a new directory, or serve the run that is in it")
+    from shoal.coordinator.setup import init as make
+    from shoal.protocol.spec import example_toml
+
     invite = make(directory, plan.spec, listen=listen, enrol_listen=enrol_listen, advertise=advertise)
     (directory / rundirs.SPEC_FILE).write_text(example_toml(plan.spec), encoding="utf-8")
     rundirs.remember(directory)
@@ -132,8 +133,11 @@ def serve(
     import asyncio
 
     from shoal import leash, rundirs
-    from shoal.coordinator.server import serve as run_server
 
     if leashed:
         leash.wear()
-    asyncio.run(run_server(rundirs.find(directory), listen=listen, enrol_listen=enrol_listen))
+    found = rundirs.find(directory)
+
+    from shoal.coordinator.server import serve as run_server
+
+    asyncio.run(run_server(found, listen=listen, enrol_listen=enrol_listen))
