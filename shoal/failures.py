@@ -13,6 +13,7 @@ import errno
 from shoal.protocol.errors import (
     IdentityError,
     InviteError,
+    LocalProtocolError,
     RefusedError,
     RemoteProtocolError,
     ShoalError,
@@ -64,8 +65,13 @@ _CODES: tuple[tuple[type[ShoalError], ExitCode], ...] = (
     (IdentityError, ExitCode.MACHINE),
     (MachineError, ExitCode.MACHINE),
     (PromiseError, ExitCode.BROKEN_PROMISE),
+    (LocalProtocolError, ExitCode.UNEXPECTED),
+    (ShoalError, ExitCode.MACHINE),
 )
+"""The first that fits counts. The rooms' own errors (a vault that does not fit, a journal in use, a model that is not allowed here) are
+about this machine."""
 
+_LOOK_CLOSER = "run it again with -v to see more"
 _FIXES = {
     errno.EADDRINUSE: "stop the program that holds it, or choose another port",
     errno.EADDRNOTAVAIL: "choose an address of this machine",
@@ -101,10 +107,9 @@ def sentence(error: BaseException) -> str:
         )
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        what, fix = f"{where}{error.strerror or error}", _FIXES.get(error.errno or 0, "run it again with -v to see more")
+        what, fix = f"{where}{error.strerror or error}", _FIXES.get(error.errno or 0, _LOOK_CLOSER)
     elif isinstance(error, MemoryError):
         what, fix = "not enough memory", "close other programs or choose a smaller model"
     else:
         what, fix = f"unexpected {type(error).__name__}: {error}", "a fault in shoal; -v shows where"
-    line = f"{what} — {fix}" if fix else what
-    return " ".join(line.split())
+    return " ".join(f"{what} — {fix}".split())

@@ -7,6 +7,7 @@ import errno
 import pytest
 
 from shoal.failures import ExitCode, MachineError, PromiseError, SettingsError, exit_code, sentence
+from shoal.peer.vault import VaultError
 from shoal.protocol.errors import (
     IdentityError,
     InviteError,
@@ -31,6 +32,7 @@ from shoal.protocol.errors import (
         (VersionMismatchError("a", "b"), 4),
         (IdentityError("a", "b"), 5),
         (MachineError("a", "b"), 5),
+        (VaultError("a", "b"), 5),
         (OSError(errno.EADDRINUSE, "Address already in use"), 5),
         (MemoryError(), 5),
         (PromiseError("a", "b"), 6),
@@ -51,7 +53,8 @@ def test_a_sentence_says_what_happened_and_what_to_do_on_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [KeyError("x"), OSError(errno.EIO, "Input/output error"), MemoryError(), LocalProtocolError("oops")]
+    "error",
+    [SpecError("no fix"), KeyError("x"), OSError(errno.EIO, "Input/output error"), MemoryError(), LocalProtocolError("oops")],
 )
 def test_even_an_unforeseen_failure_says_what_to_do(error: BaseException) -> None:
     what, dash, fix = sentence(error).partition(" — ")
