@@ -1,7 +1,7 @@
 """How one peer trains between two synchronisations: the inner optimizer and one inner step.
 
-Rule: it knows the module, a loss and a learning rate; where the rate comes from is `schedule`'s business, when to stop the trainer's.
-Moments belong to the peer: they are kept over rounds, never averaged, never shared. Weight decay applies to matrices only. The same
+Rule: it knows the module, a loss and a learning rate; where the rate comes from is `schedule`'s business, when to stop the
+trainer's. Moments belong to the peer: they are kept over rounds, never averaged, never shared. Weight decay applies to matrices only. The same
 module, moments, batch and rate give the same bits if torch also uses as many threads.
 """
 
@@ -24,7 +24,7 @@ def inner_optimizer(
     eps: float = 1e-8,
     weight_decay: float = 0.1,
 ) -> torch.optim.Optimizer:
-    """A fresh optimizer over the trainable parameters: "adamw", or "sgd" (plain; `betas` and `eps` are unused). `set_rate` before each step."""
+    """A fresh optimizer over the trainable parameters: "adamw", or "sgd" (plain: no `betas`, no `eps`). `set_rate` before each step."""
     matrices, others = decay_groups(module)
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
@@ -40,7 +40,7 @@ def inner_optimizer(
 
 
 def decay_groups(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Trainable parameters that decay (matrices), and those that do not: norms, biases, scalars, embeddings and what is tied to them."""
+    """Trainable parameters that decay (matrices), and those that do not (norms, biases, scalars, embeddings and their ties)."""
     spared = {
         id(parameter)
         for part in module.modules()
@@ -67,7 +67,7 @@ def rewarm_factor(steps_done: int, rewarm_steps: int) -> float:
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> float:
-    """Scale the gradients down to a joint norm of `max_norm` (0: leave them). The norm before that; NaN or infinity if it was not finite."""
+    """Scale the gradients down to a joint norm of `max_norm` (0: leave them). Returns the norm before that, which may be NaN."""
     with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
     if max_norm <= 0.0:
         return float(nn.utils.get_total_norm([p.grad for p in with_gradient if p.grad is not None]))

@@ -1,7 +1,8 @@
 """The inner learning rate, as a pure function of progress. Nobody counts steps: a joiner, a restarted peer and a slow one agree.
 
-Rule: progress is counted in tokens. At an inner step it is P + E * min(1, own / quota): the tokens P that the swarm has committed, and
-of the tokens E that this round is expected to add, the share that the peer has done of its own quota, the step being taken included.
+Rule: progress is counted in tokens. At an inner step it is P + E * min(1, own / quota): the tokens P that the swarm has committed,
+and of the tokens E that this round is expected to add, the share that the peer has done of its own quota, the step being taken
+included.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Schedule:
 
 
 def learning_rate(schedule: Schedule, committed: int, expected: int, own: int, quota: int) -> float:
-    """The rate of the step after which a peer has done `own` tokens of its `quota` in this round (1 <= own; beyond quota counts as quota).
+    """The rate of the step after which a peer has done `own` tokens of its `quota` in this round; beyond the quota counts as quota.
 
     `committed` tokens are in the shared state already; all members together are expected to add `expected`.
     """
