@@ -1,8 +1,8 @@
 """The front door: the names that a program uses, each loaded when it is first asked for.
 
 Rule: importing `shoal` costs nothing. Neither torch nor gRPC is loaded until a name that needs it is touched, so that `shoal
---help` answers at once. Neighbours: `cli` is the same door for people; the rooms behind it are `protocol`, `coordinator`, `peer`,
-`optim` and `compression`.
+--help` answers at once. Neighbours: `cli` is the same door for people; the rooms behind it are `protocol`, `coordinator`,
+`peer`, `optim` and `compression`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The `shoal` command: a table of contents. Each group of commands lives in a module of its own.
 
 Rule: nothing heavy is imported here or at the top of a command module; a command imports what it needs when it runs, so that
-`shoal --help` answers at once. Every failure comes back through `main`, which prints one line and sets the exit code (`failures`).
+`shoal --help` answers at once. Every failure comes back through `main`, which prints one line and sets the exit code
+(`failures`).
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def _complain(line: str, code: int) -> int:
 
 
 def _is_misuse(error: Exception) -> bool:
-    """Whether the command line itself was wrong; typer's own class for that has moved between its releases, its base has not."""
+    """Whether the command line itself was wrong; typer's own class for that has moved between its releases, its base has
+    not."""
     return isinstance(error, typer.BadParameter.__mro__[2])
 
 

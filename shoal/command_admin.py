@@ -1,4 +1,5 @@
-"""`shoal admin ...`: look at a run and steer it. Every command takes `--json`, which prints the coordinator's answer as it is."""
+"""`shoal admin ...`: look at a run and steer it. Every command takes `--json`, which prints the coordinator's answer as it
+is."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ def demo(
     ] = None,
     rounds: Annotated[int, typer.Option(min=6, max=1000, help="Rounds of 30 steps; fewer than 40 learn too little.")] = 40,
 ) -> None:
-    """Train a small language model with a whole swarm on this machine: real processes, real mTLS, a peer killed and one joining."""
+    """Train a small language model with a whole swarm on this machine: real processes, real mTLS, a peer killed and one
+    joining."""
     from shoal import demo as story
     from shoal import demoview
     from shoal.failures import PromiseError, SettingsError

@@ -68,8 +68,8 @@ _CODES: tuple[tuple[type[ShoalError], ExitCode], ...] = (
     (LocalProtocolError, ExitCode.UNEXPECTED),
     (ShoalError, ExitCode.MACHINE),
 )
-"""The first that fits counts. The rooms' own errors (a vault that does not fit, a journal in use, a model that is not allowed here) are
-about this machine."""
+"""The first that fits counts. The rooms' own errors (a vault that does not fit, a journal in use, a model that is not allowed
+here) are about this machine."""
 
 _LOOK_CLOSER = "run it again with -v to see more"
 _FIXES = {
@@ -101,10 +101,7 @@ def exit_code(error: BaseException) -> ExitCode:
 def sentence(error: BaseException) -> str:
     """The one line that a person reads: what happened — what to do."""
     if isinstance(error, ShoalError):
-        what, fix = (
-            error.message,
-            error.fix or ("run it again with -v to see more" if exit_code(error) is ExitCode.UNEXPECTED else ""),
-        )
+        what, fix = error.message, error.fix or _LOOK_CLOSER
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         what, fix = f"{where}{error.strerror or error}", _FIXES.get(error.errno or 0, _LOOK_CLOSER)

@@ -1,7 +1,7 @@
 """Ties a child process to its parent: when the parent is gone, however it went, the child leaves within seconds.
 
-The parent keeps the write end of the child's standard input open and says nothing; end-of-file means that it is gone. That works on
-every platform and needs no process to watch another. Neighbours: `processes` holds the other end.
+The parent keeps the write end of the child's standard input open and says nothing; end-of-file means that it is gone. That
+works on every platform and needs no process to watch another. Neighbours: `processes` holds the other end.
 """
 
 from __future__ import annotations

@@ -110,7 +110,8 @@ class LocalSwarm:
         return call(self.run_directory, command)
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-        """Look again and again until `condition` holds; raises MachineError, with the last words of who died, when it does not."""
+        """Look again and again until `condition` holds; raises MachineError, with the last words of who died, when it does
+        not."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             self.check()

@@ -1,8 +1,7 @@
 """What a process says while it runs: log records become plain lines, or lines above the live panel when there is one.
 
-Rule: the rooms speak through `logging` under the name "shoal" and never print; this module alone decides how it looks. A line is
-"HH:MM:SS text"; warnings and errors say so. Neighbours: `panel` draws what changes in place.
-"""
+Rule: the rooms speak through `logging` under the name "shoal" and never print; this module alone decides how it looks. A line
+is "HH:MM:SS text"; warnings and errors say so. Neighbours: `panel` draws what changes in place."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What a volunteer sees while the peer works: a live panel on a terminal, plain lines everywhere else.
 
-Rule: a view is told the newest progress as often as the daemon likes and decides itself what is worth a line; a log file gets one
-line per round, one per change of what the peer does, and one every five seconds of waiting. Neighbours: `peer.daemon` reports,
-`narration` brings what the rooms say, `command_peer` wires them.
+Rule: a view is told the newest progress as often as the daemon likes and decides itself what is worth a line; a log file gets
+one line per round, one per change of what the peer does, and one every five seconds of waiting. Neighbours: `peer.daemon`
+reports, `narration` brings what the rooms say, `command_peer` wires them.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ _LAST = "last-run"
 
 
 def remember(directory: Path) -> None:
-    """Make this the directory that commands without `--dir` mean. A machine where that cannot be written just has no default."""
+    """Make this the directory that commands without `--dir` mean. A machine where that cannot be written just has no
+    default."""
     try:
         _note().parent.mkdir(parents=True, exist_ok=True)
         _note().write_text(f"{directory.absolute()}\n", encoding="utf-8")

@@ -1,8 +1,8 @@
 """From what an operator typed to a run spec: a file or flags, data files with their digests, and the settings that deserve a
 remark.
 
-Rule: pure but for reading the files it is given; what it decides for the operator it says in `remarks`. Neighbours: `protocol.spec`
-validates, `command_coordinator` asks.
+Rule: pure but for reading the files it is given; what it decides for the operator it says in `remarks`. Neighbours:
+`protocol.spec` validates, `command_coordinator` asks.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from shoal.protocol.spec import RunSpec
 
 DEFAULT_ROUNDS = 1000
 FEW_ROUNDS = 200
-"""Below this many planned rounds an outer momentum of 0.9 costs more at the start than it brings by the end (measured: 16 rounds
-2.75 against 2.51 bits per byte, 40 rounds 2.32 against 2.16)."""
+"""Below this many planned rounds an outer momentum of 0.9 costs more at the start than it brings by the end (measured: 16
+rounds 2.75 against 2.51 bits per byte, 40 rounds 2.32 against 2.16)."""
 FEW_ROUNDS_MOMENTUM = 0.6
 READ_BYTES = 1 << 20
 
