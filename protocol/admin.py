@@ -115,7 +115,9 @@ class RoundView:
     contributors: int
     weight: int
     sent_bytes: int
-    """Sum over the members that reported."""
+    """Sum over the members that reported, as are the next two."""
+    train_s: float
+    wait_s: float
     gather_s: float
     reduce_s: float
     commit_s: float

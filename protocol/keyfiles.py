@@ -1,0 +1,60 @@
+"""Small files that must be private, whole, or both: keys and certificates.
+
+Rule: a file appears under its name only when all its bytes are on disk, and a key is never readable by others, not even for a
+moment.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from shoal.protocol.errors import IdentityError
+
+KEY_FILE_LIMIT_BYTES = 1 << 20
+
+
+def write_private(path: Path, content: bytes, exclusive: bool = False) -> None:
+    """Write `path` atomically with mode 0600. `exclusive`: FileExistsError if it is there, whoever made it first."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if exclusive:
+            os.link(temporary, path)
+        else:
+            os.replace(temporary, path)
+        _sync_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_private(path: Path) -> bytes:
+    """The content of a key file. Raises IdentityError that names the file, also when others may read it."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
+                raise IdentityError(f"{path} can be read by other users", f"chmod 600 {path}")
+            content = file.read(KEY_FILE_LIMIT_BYTES + 1)
+    except OSError as error:
+        raise IdentityError(f"{path} cannot be read: {error.strerror or error}") from error
+    if len(content) > KEY_FILE_LIMIT_BYTES:
+        raise IdentityError(f"{path} is too large for a key or certificate")
+    return content
+
+
+def _sync_directory(directory: Path) -> None:
+    if os.name != "posix":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
