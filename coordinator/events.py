@@ -1,6 +1,6 @@
 """What can happen to the coordinator (events), and what it can want done (effects).
 
-The core is `on(event, now) -> list[Effect]`; the shell feeds it events and performs the effects in order. Rule: nothing that follows a
+The core is `on(event, now) -> list[Effect]`; the shell feeds it events and performs the effects in order. Rule: nothing after a
 `Journal` effect may be performed before that record is durable. Neighbours: `core` decides, `server` performs, `journal` keeps.
 """
 
@@ -17,7 +17,7 @@ from shoal.protocol.messages import Envelope, PeerId
 
 @dataclass(frozen=True)
 class Connected:
-    """A peer opened a session stream. `peer` and `rights` come from its certificate, `seen_from` is its host as the socket sees it."""
+    """A peer opened a session stream. `peer` and `rights` come from its certificate, `seen_from` from its socket."""
 
     connection: int
     peer: PeerId

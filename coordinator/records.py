@@ -50,7 +50,7 @@ class SessionResumed:
 
 @dataclass(frozen=True)
 class SessionEnded:
-    """A membership ended for good; its uncommitted lease is free again (at the outcome of the round in flight, if it is part of one)."""
+    """A membership ended for good; its uncommitted lease is free again, with the outcome of a round in flight if it is in one."""
 
     session: int
     reason: str

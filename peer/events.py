@@ -66,8 +66,8 @@ class TrainerLost:
 class Published:
     """The trainer stopped training and its pseudo-gradient, base minus local, is in the vault.
 
-    `trained` counts the leased samples behind it that are not committed yet, pending ones included. `note` says what is wrong with it
-    ("w: 1/8 non-finite"), in which case the trainer has dropped its local progress and `trained` is 0.
+    `trained` counts the leased samples behind it that are not committed yet, pending ones included. `note` says what is wrong with
+    it ("w: 1/8 non-finite"), in which case the trainer has dropped its local progress and `trained` is 0.
     """
 
     round: int
@@ -77,6 +77,15 @@ class Published:
     loss: float
     train_s: float
     note: str = ""
+
+
+@dataclass(frozen=True)
+class Progressed:
+    """The trainer is this far in its round: inner steps done, last loss, speed."""
+
+    steps: int
+    loss: float
+    tokens_per_s: float
 
 
 @dataclass(frozen=True)
@@ -132,9 +141,11 @@ class Hashed:
 
 @dataclass(frozen=True)
 class EntryApplied:
-    """The vault is at `version`."""
+    """The vault is at `version`; what the entry's round cost in bytes at this peer's sockets."""
 
     version: int
+    sent_bytes: int = 0
+    received_bytes: int = 0
 
 
 # --- bulk bytes -----------------------------------------------------------------------------------------------------------------
@@ -142,7 +153,7 @@ class EntryApplied:
 
 @dataclass(frozen=True)
 class ContributionArrived:
-    """As reducer: an encoded contribution to a part is here (own ones too)."""
+    """As reducer: an encoded contribution to a part is here, decodes and is finite (own ones too)."""
 
     key: PartKey
     peer: PeerId
@@ -150,7 +161,7 @@ class ContributionArrived:
 
 @dataclass(frozen=True)
 class ContributionRefused:
-    """As reducer: a contribution did not decode or is not finite; nothing of it was added."""
+    """As reducer: a contribution does not decode or is not finite; its bytes are dropped."""
 
     key: PartKey
     peer: PeerId
@@ -199,6 +210,7 @@ Event = (
     | TrainerAttached
     | TrainerLost
     | Published
+    | Progressed
     | EvaluationDone
     | Exported
     | OriginReady
@@ -261,8 +273,8 @@ class StartTrainer:
 class Train:
     """Load local := shared - pending, then train. Answered by Published.
 
-    `lease` lists all samples leased and not committed; the first `trained` of them are behind pending work already. The trainer trains
-    the following `quota` samples, or as many as the lease holds. `fresh`: the inner optimizer starts without moments.
+    `lease` lists all samples leased and not committed; the first `trained` of them are behind pending work already. The trainer
+    trains the following `quota` samples, or as many as the lease holds.
     """
 
     round: int
@@ -317,7 +329,7 @@ class BuildState:
 
 @dataclass(frozen=True)
 class FetchState:
-    """Fetch the shared state, at `version` or newer, from the first of these that serves it. Answered by StateFetched or -Failed."""
+    """Fetch the shared state, at `version` or newer, from the first that serves it. Answered by StateFetched or -Failed."""
 
     version: int
     contacts: tuple[Contact, ...]
@@ -334,12 +346,27 @@ class HashState:
 class Apply:
     """Apply this entry to the vault, resumably. Answered by EntryApplied.
 
-
-    whether this peer's published work is in it: there pending becomes 0, elsewhere it stays.
+    `included` says for each part, in the order of `commit.parts`, whether this peer's published work is in it: there pending
+    becomes 0, elsewhere it stays. `trained` is the number of leased samples behind pending work afterwards, kept with the version.
     """
 
     commit: Commit
     included: tuple[bool, ...]
+    trained: int
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Whether this peer may hand out its shared state and log entries: not while its copy differs from what was agreed."""
+
+    allowed: bool
+
+
+@dataclass(frozen=True)
+class KeepSession:
+    """Remember this session next to the vault, so that a restarted daemon can resume it."""
+
+    session: int
 
 
 # --- bulk bytes -----------------------------------------------------------------------------------------------------------------
@@ -370,7 +397,7 @@ class SendPart:
 
 @dataclass(frozen=True)
 class Add:
-    """As reducer: decode this peer's contribution, check it, add it with its weight, drop the encoded bytes. Effects of one part are
+    """As reducer: decode this peer's contribution, add it with its weight, drop the encoded bytes. Effects of one part are
     performed in the order in which they come."""
 
     key: PartKey
@@ -396,7 +423,7 @@ class ClosePart:
 
 @dataclass(frozen=True)
 class ReturnPart:
-    """As reducer: send the kept result back on the round's streams to these members (those whose stream opens later get it then)."""
+    """As reducer: send the kept result back on the round's streams to these members; a stream that opens later gets it then."""
 
     key: PartKey
     to: tuple[PeerId, ...]
@@ -404,7 +431,7 @@ class ReturnPart:
 
 @dataclass(frozen=True)
 class FetchPart:
-    """Fetch a part's final bytes, by digest, from the first of these that has them. Answered by ResultArrived or PartFetchFailed."""
+    """Find a part's final bytes by digest, here or at the first contact that has them. Answered by ResultArrived or -Failed."""
 
     key: PartKey
     digest: bytes
@@ -434,6 +461,8 @@ Effect = (
     | FetchState
     | HashState
     | Apply
+    | Serve
+    | KeepSession
     | BeginReduce
     | Collect
     | SendPart

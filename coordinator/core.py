@@ -1,0 +1,1111 @@
+"""The coordinator's decisions, without a socket, clock, thread or file: `on(event, now) -> list[Effect]`.
+
+Guided tour. A stream says Hello and becomes a *session* (`_hello`); the session gets hold of the shared state (`_locate`,
+`_state_ready`) and is ACTIVE; as soon as enough active members are there a *round* opens (`_open_round`), gathers, reduces, and
+commits or is abandoned (`_advance`, which every event and every passing of time ends with). Durable facts are records: `_journal`
+emits the record and folds it into the `Ledger` in the same breath, so that what is journaled and what is believed cannot differ.
+
+Rules. Identity comes from the stream's certificate, never from a message. A message with another session or term than its stream's
+is dropped. Members are compared, never counted. Only the coordinator abandons. Neighbours: `rounds` is one round's bookkeeping,
+`ledger` the durable state, `server` the shell that performs the effects.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from shoal.coordinator.events import (
+    Answer,
+    Asked,
+    Close,
+    Connected,
+    Disconnected,
+    Effect,
+    Event,
+    Journal,
+    Log,
+    Said,
+    Send,
+    TimePassed,
+)
+from shoal.coordinator.ledger import Ledger, Member, total
+from shoal.coordinator.records import (
+    FingerprintAgreed,
+    OriginBuilt,
+    PauseSet,
+    PeerEvaluated,
+    Record,
+    RoundAbandoned,
+    RoundCommitted,
+    RoundOpened,
+    RunEnded,
+    RunStopping,
+    SessionEnded,
+    SessionOpened,
+    SessionResumed,
+    Spent,
+    TermRaised,
+)
+from shoal.coordinator.rounds import Round, RoundState, equal_shares, plan_order
+from shoal.protocol.admin import (
+    AdminCommand,
+    AdminError,
+    AdminReply,
+    Done,
+    Events,
+    EventView,
+    GetEvents,
+    GetPeers,
+    GetRounds,
+    GetStatus,
+    MakeInvite,
+    Pause,
+    Peers,
+    PeerView,
+    Resume,
+    Rounds,
+    RoundView,
+    Status,
+    Stop,
+)
+from shoal.protocol.messages import (
+    NO_SESSION,
+    NO_VERSION,
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    Abandoned,
+    Applied,
+    BuildOrigin,
+    CatchUp,
+    Commit,
+    Complaint,
+    Contact,
+    Contribution,
+    ContributorLost,
+    Dismissed,
+    Donors,
+    Envelope,
+    Evaluate,
+    Evaluated,
+    Fingerprint,
+    Finish,
+    FromCoordinator,
+    Goodbye,
+    Have,
+    Heartbeat,
+    Hello,
+    Locate,
+    Notice,
+    Open,
+    PartClosed,
+    PeerId,
+    Plan,
+    Ready,
+    Refused,
+    Resync,
+    Section,
+    StateReady,
+    Welcome,
+    Wrap,
+)
+from shoal.protocol.spec import RunSpec
+
+FAREWELL_S = 30.0
+"""How long finished members wait for slower ones that still fetch the last version."""
+ABANDON_PAUSE_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""Pause before the next round after so many abandoned ones in a row."""
+EVENTS_KEPT = 200
+SILENCE_S = 5.0
+"""A wait longer than this is explained to those who wait."""
+
+
+class Standing(enum.Enum):
+    """What a session can be asked to do."""
+
+    ARRIVING = "arriving"
+    """Welcomed; has not yet said what it holds."""
+    BUILDING = "building version 0"
+    FETCHING = "fetching state"
+    ACTIVE = "active"
+    """Holds the newest version, or the entries that lead to it."""
+
+
+@dataclass
+class Presence:
+    """What is known of a session only while this process lives."""
+
+    session: int
+    connection: int | None
+    last_heard: float
+    standing: Standing = Standing.ARRIVING
+    gone_at: float | None = None
+    """When the session is lost, unless it comes back."""
+    version: int = NO_VERSION
+    pending: int = 0
+    """Samples of work that a committed round left out, still to be contributed."""
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    goodbye: bool = False
+    complaints: set[PeerId] = field(default_factory=set)
+    """Who could not reach this peer's address."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Why no round can open, and what would help. Empty `what`: nothing is missing."""
+
+    what: str = ""
+    have: int = 0
+    need: int = 0
+    fix: str = ""
+
+
+class Core:
+    """The coordinator's state machine. Replay the journal, `start`, then feed events."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+        self.ledger = Ledger()
+        self.ledger.keep_entries = spec.state.keep_entries
+        self.round: Round | None = None
+        self._effects: list[Effect] = []
+        self._peers: dict[int, tuple[PeerId, frozenset[str]]] = {}
+        self._session_of: dict[int, int] = {}
+        self._presence: dict[int, Presence] = {}
+        self._seekers: set[int] = set()
+        """Sessions whose Locate could not be answered yet."""
+        self._votes: dict[int, dict[int, bytes]] = {}
+        self._waiting = Waiting()
+        self._enough_since: float | None = None
+        self._abandoned_in_a_row = 0
+        self._reopen_at = 0.0
+        self._evaluating: tuple[int, int] | None = None
+        self._farewell_at: float | None = None
+        self._events: list[EventView] = []
+        self._clock = 0.0
+        self.stale = 0
+        """Messages dropped because their session, term or round was over."""
+
+    # --- life -------------------------------------------------------------------------------------------------------------------
+
+    def replay(self, record: Record) -> None:
+        """Fold one stored record in, oldest first, before `start`."""
+        self.ledger.apply(record)
+
+    def start(self, now: float) -> list[Effect]:
+        """Take the journal over: raise the term, expect the members back, abandon what was undecided."""
+        self._clock = now
+        if not self.ledger.run:
+            raise ValueError("the journal does not start with RunCreated")
+        self._journal(TermRaised(self.ledger.term + 1))
+        for session in self.ledger.members:
+            self._presence[session] = Presence(session, None, now, gone_at=now + self.spec.timing.lost_after_s)
+        if self.ledger.undecided is not None:
+            self._journal(RoundAbandoned(self.ledger.undecided.round, "the coordinator was restarted"))
+        self._log(f"term {self.ledger.term}: version {self.ledger.version}, {len(self.ledger.members)} members expected back")
+        self._advance(now)
+        return self._take_effects()
+
+    def on(self, event: Event, now: float) -> list[Effect]:
+        """One event in, the effects that follow from it out. Raises nothing that an event's content could provoke."""
+        self._clock = now
+        match event:
+            case Connected(connection, peer, rights, _):
+                self._peers[connection] = (peer, rights)
+            case Said(connection, envelope):
+                self._said(connection, envelope, now)
+            case Disconnected(connection):
+                self._disconnected(connection, now)
+            case TimePassed():
+                pass
+            case Asked(request, by, command):
+                self._effects.append(Answer(request, self._answer(command, by, now)))
+            case _:
+                assert_never(event)
+        self._advance(now)
+        return self._take_effects()
+
+    @property
+    def wake_at(self) -> float | None:
+        """When TimePassed is due, if nothing happens before."""
+        timing = self.spec.timing
+        times = [p.last_heard + timing.lost_after_s for p in self._presence.values() if p.connection is not None]
+        times += [p.gone_at for p in self._presence.values() if p.gone_at is not None]
+        if self._farewell_at is not None:
+            times.append(self._farewell_at)
+        if self.round is not None:
+            times += self._round_deadlines(self.round)
+        elif self._enough_since is not None:
+            times.append(max(self._enough_since + self._patience(), self._reopen_at))
+        return min(times, default=None)
+
+    def _round_deadlines(self, round_: Round) -> list[float]:
+        timing = self.spec.timing
+        if round_.state is RoundState.GATHERING:
+            late = round_.opened_at + timing.gather_s
+            said = [] if round_.first_ready_at is None else [round_.first_ready_at + SILENCE_S]
+            return [at for at in (late, *said) if at > self._clock]
+        times = [round_.planned_at + timing.reduce_s]
+        if round_.decided_at is not None and round_.decided_at + timing.delivery_s > self._clock:
+            times.append(round_.decided_at + timing.delivery_s)
+        if round_.settle_at is not None and round_.settle_at > self._clock:
+            times.append(round_.settle_at)
+        return times
+
+    # --- streams and sessions ---------------------------------------------------------------------------------------------------
+
+    def _said(self, connection: int, envelope: Envelope, now: float) -> None:
+        if connection not in self._peers:
+            return
+        session = self._session_of.get(connection)
+        body = envelope.body
+        if session is None:
+            if isinstance(body, Hello):
+                self._hello(connection, body, now)
+            return
+        presence = self._presence[session]
+        if not self._fits(envelope, session):
+            self.stale += 1
+            return
+        presence.last_heard = now
+        match body:
+            case Hello():
+                self.stale += 1
+            case Heartbeat():
+                presence.heartbeat = body
+            case StateReady():
+                self._state_ready(presence, body, now)
+            case Locate():
+                self._locate(presence, body, now)
+            case Ready():
+                self._ready(presence, body, now)
+            case PartClosed():
+                self._part_closed(presence, body, now)
+            case Have():
+                self._have(presence, body)
+            case Applied():
+                self._applied(presence, body)
+            case Fingerprint(version, root):
+                self._fingerprint(presence, version, root)
+            case Evaluated():
+                self._evaluated(presence, body)
+            case Complaint():
+                self._complaint(presence, body, now)
+            case Goodbye(reason):
+                self._goodbye(presence, reason, now)
+            case _:
+                self.stale += 1
+
+    def _fits(self, envelope: Envelope, session: int) -> bool:
+        """Whether a message belongs to the conversation that its stream carries."""
+        return envelope.session == session and envelope.term == self.ledger.term
+
+    def _hello(self, connection: int, hello: Hello, now: float) -> None:
+        peer, rights = self._peers[connection]
+        ledger = self.ledger
+        if "peer" not in rights:
+            return self._refuse(connection, "NO_RIGHT", "this certificate does not allow joining as a peer", "enrol with an invite")
+        if hello.run != ledger.run:
+            return self._refuse(
+                connection,
+                "WRONG_RUN",
+                f"this coordinator serves run {ledger.run}, not {hello.run}",
+                "join with this run's own invite",
+            )
+        if hello.major != PROTOCOL_MAJOR:
+            ours, theirs = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}", f"{hello.major}.{hello.minor}"
+            return self._refuse(
+                connection,
+                "VERSION",
+                f"the coordinator speaks protocol {ours}, this peer {theirs}",
+                "install the same shoal on both",
+            )
+        if hello.version > ledger.version and ledger.bound:
+            return self._refuse(
+                connection,
+                "AHEAD",
+                f"this peer holds version {hello.version}, but the journal ends at {ledger.version}",
+                "the coordinator was restored from an older journal: give it the newest one, or remove this peer's local copy",
+            )
+        member = ledger.member_of(peer)
+        if member is None:
+            return self._new_session(connection, peer, hello, now)
+        presence = self._presence[member.session]
+        same = member.instance == hello.instance
+        if presence.connection is not None and not same:
+            return self._refuse(
+                connection,
+                "ALREADY_EXISTS",
+                f"a daemon with this identity is a member already, from {member.address or 'an undialable address'}",
+                "stop the other one, or join with another --identity",
+            )
+        if presence.connection is not None:
+            self._drop_connection(presence.connection)
+        if not self._may_resume(member, hello):
+            self._end(member.session, "replaced by a new daemon of the same peer", now)
+            return self._new_session(connection, peer, hello, now)
+        self._journal(SessionResumed(member.session, hello.instance, hello.address))
+        if not same:
+            self._restarted(presence, now)
+        self._bind(connection, presence, hello, now)
+        self._welcome(connection, member.session, resumed=True)
+        return None
+
+    def _may_resume(self, member: Member, hello: Hello) -> bool:
+        """The same membership goes on only for a peer that names it: another one's pending work was leased to others."""
+        return hello.session == member.session
+
+    def _new_session(self, connection: int, peer: PeerId, hello: Hello, now: float) -> None:
+        session = self.ledger.next_session
+        self._journal(
+            SessionOpened(session, peer, hello.instance, hello.address, hello.name[:64], hello.device[:64], hello.software[:64])
+        )
+        self._presence[session] = presence = Presence(session, connection, now)
+        self._bind(connection, presence, hello, now)
+        self._log(f"{self._name(session)} joined as session {session}")
+        self._welcome(connection, session, resumed=False)
+
+    def _bind(self, connection: int, presence: Presence, hello: Hello, now: float) -> None:
+        presence.connection, presence.last_heard, presence.gone_at = connection, now, None
+        presence.standing, presence.version = Standing.ARRIVING, hello.version
+        presence.complaints.clear()
+        self._session_of[connection] = presence.session
+
+    def _welcome(self, connection: int, session: int, resumed: bool) -> None:
+        timing = self.spec.timing
+        self._send(
+            session,
+            Welcome(
+                session, self.ledger.term, resumed, self.ledger.version, self.ledger.spec, timing.heartbeat_s, timing.lost_after_s
+            ),
+        )
+        if self._waiting.what:
+            self._send(session, self._notice())
+
+    def _refuse(self, connection: int, code: str, reason: str, fix: str) -> None:
+        self._effects.append(Send(connection, Envelope(NO_SESSION, self.ledger.term, Refused(code, reason, fix))))
+        self._effects.append(Close(connection))
+        self._log(f"refused {self._peers[connection][0]}: {reason}")
+
+    def _restarted(self, presence: Presence, now: float) -> None:
+        """A member is back as a new process: what its old one kept in memory for the round in flight is gone."""
+        round_ = self.round
+        if round_ is None:
+            return
+        round_.ready.pop(presence.session, None)
+        if round_.state is RoundState.REDUCING and presence.session in round_.collectors.values():
+            self._abandon(round_, f"{self._name(presence.session)} restarted in the middle of it", now)
+
+    def _disconnected(self, connection: int, now: float) -> None:
+        self._peers.pop(connection, None)
+        session = self._session_of.pop(connection, None)
+        if session is None:
+            return
+        presence = self._presence[session]
+        presence.connection = None
+        presence.gone_at = now + self.spec.timing.grace_s
+        if presence.goodbye:
+            self._end(session, "left", now)
+
+    def _drop_connection(self, connection: int) -> None:
+        self._session_of.pop(connection, None)
+        self._peers.pop(connection, None)
+        self._effects.append(Close(connection))
+
+    def _goodbye(self, presence: Presence, reason: str, now: float) -> None:
+        presence.goodbye = True
+        if self.ledger.ended is not None:
+            return
+        others = [p for p in self._active() if p.session != presence.session]
+        if presence.standing is Standing.ACTIVE and not others and self.ledger.version > 0:
+            self._send(presence.session, Finish(self.ledger.version, "you are the last member to leave"))
+        self._end(presence.session, f"left: {reason}" if reason else "left", now)
+
+    def _end(self, session: int, reason: str, now: float) -> None:
+        """End a membership for good."""
+        presence = self._presence.pop(session)
+        name = self._name(session)
+        peer = self.ledger.members[session].peer
+        self._journal(SessionEnded(session, reason))
+        self._seekers.discard(session)
+        self._log(f"{name} {reason}")
+        if presence.connection is not None:
+            self._send_on(presence.connection, session, Dismissed(reason, may_return=not presence.goodbye))
+            self._drop_connection(presence.connection)
+        round_ = self.round
+        if round_ is None:
+            return
+        round_.members.discard(session)
+        round_.ready.pop(session, None)
+        if round_.state is RoundState.REDUCING and round_.collectors.get(peer) == session:
+            del round_.collectors[peer]
+            round_.lost.add(peer)
+            round_.settle_at = now + self.spec.timing.grace_s
+            if peer in round_.weights:
+                for other in round_.collectors.values():
+                    self._send(other, ContributorLost(round_.id, peer))
+
+    # --- shared state -----------------------------------------------------------------------------------------------------------
+
+    def _state_ready(self, presence: Presence, said: StateReady, now: float) -> None:
+        ledger, session = self.ledger, presence.session
+        origin = ledger.origin
+        if origin is not None and ledger.bound and said.layout.hash != origin.layout.hash:
+            connection = presence.connection
+            assert connection is not None
+            ours, theirs = origin.layout, said.layout
+            self._refuse(
+                connection,
+                "LAYOUT",
+                f"this peer's model has {theirs.values} values (layout {theirs.hash.hex()[:12]}), the run's has {ours.values} "
+                f"(layout {ours.hash.hex()[:12]})",
+                "install the same model code and versions as the other peers",
+            )
+            self._end(session, "its model has another layout", now)
+            return
+        if not ledger.bound and said.version == 0 and self._origin_is_open(session, said):
+            self._journal(OriginBuilt(session, said.layout, said.root))
+            self._log(f"{self._name(session)} built version 0: {said.layout.values} values, fingerprint {said.root.hex()[:12]}")
+        if said.version != ledger.version:
+            presence.standing = Standing.FETCHING
+            self._locate(presence, Locate(said.version), now)
+            return
+        agreed = ledger.fingerprints.get(said.version)
+        if agreed is not None and said.root and said.root != agreed.root:
+            presence.standing = Standing.FETCHING
+            self._send(session, Resync(said.version, agreed.root, "your copy differs from what was agreed"))
+            return
+        presence.version = said.version
+        if presence.standing is not Standing.ACTIVE:
+            presence.standing = Standing.ACTIVE
+            self._rejoin_round(presence)
+            for seeker in sorted(self._seekers):
+                other = self._presence[seeker]
+                self._locate(other, Locate(other.version), now)
+        if ledger.ended is not None:
+            self._send(session, Finish(ledger.version, ledger.ended.reason))
+
+    def _origin_is_open(self, session: int, said: StateReady) -> bool:
+        """Version 0 is still anybody's: nobody built it, or nobody is left who holds it."""
+        origin = self.ledger.origin
+        if origin is None:
+            return True
+        others = [p for p in self._active() if p.session != session]
+        return not others and said.root != origin.root
+
+    def _rejoin_round(self, presence: Presence) -> None:
+        """A member that came back hears again what it may have missed."""
+        round_ = self.round
+        if round_ is None:
+            return
+        if round_.state is RoundState.GATHERING and presence.session in round_.members:
+            self._send_open(presence.session, round_)
+        elif round_.plan is not None and presence.session in round_.collectors.values():
+            self._send(presence.session, round_.plan)
+
+    def _locate(self, presence: Presence, said: Locate, now: float) -> None:
+        ledger, session = self.ledger, presence.session
+        presence.version = said.version
+        if said.version == ledger.version and said.version != NO_VERSION:
+            self._seekers.discard(session)
+            self._send(session, CatchUp((), ()))
+            return
+        presence.standing = Standing.FETCHING
+        if self.round is not None and self.round.state is RoundState.GATHERING:
+            self.round.members.discard(session)
+            self.round.ready.pop(session, None)
+        if ledger.version <= 0 and not ledger.bound and not any(p.session != session for p in self._active()):
+            self._build_origin(presence)
+            return
+        missing = range(said.version + 1, ledger.version + 1)
+        donors = self._contacts(session, said.failed, only_active=True)
+        if said.version != NO_VERSION and all(version in ledger.entries for version in missing):
+            contacts = donors or self._contacts(session, (), only_active=False)
+            self._seekers.discard(session)
+            self._send(session, CatchUp(tuple(self._commit_message(ledger.entries[v], contacts) for v in missing), contacts))
+        elif donors:
+            self._seekers.discard(session)
+            self._send(session, Donors(ledger.version, donors))
+        else:
+            self._seekers.add(session)
+            held = max((p.version for p in self._presence.values()), default=NO_VERSION)
+            undialable = bool(self._active())
+            self._send(
+                session,
+                Notice(
+                    f"a peer that can hand over version {ledger.version}",
+                    0,
+                    1,
+                    "the members that hold it cannot be dialled: let one listen on an address that others reach"
+                    if undialable
+                    else f"start a peer that still has its local copy (newest here: {'none' if held < 0 else held})",
+                ),
+            )
+
+    def _build_origin(self, presence: Presence) -> None:
+        builder = next((p for p in self._presence.values() if p.standing is Standing.BUILDING and p.connection is not None), None)
+        if builder is None or builder.session == presence.session:
+            presence.standing = Standing.BUILDING
+            self._seekers.discard(presence.session)
+            self._send(presence.session, BuildOrigin())
+        else:
+            self._seekers.add(presence.session)
+            self._send(presence.session, Notice(f"{self._name(builder.session)} to build version 0", 0, 1, "nothing to do"))
+
+    def _applied(self, presence: Presence, said: Applied) -> None:
+        presence.version = max(presence.version, min(said.version, self.ledger.version))
+        for summary in reversed(self.ledger.history):
+            if summary.version == said.version:
+                summary.sent_bytes += said.sent_bytes
+                summary.train_s += said.train_s
+                summary.wait_s += said.wait_s
+                break
+
+    def _fingerprint(self, presence: Presence, version: int, root: bytes) -> None:
+        if version > self.ledger.version or presence.standing is not Standing.ACTIVE:
+            return
+        agreed = self.ledger.fingerprints.get(version)
+        if agreed is not None:
+            if root != agreed.root:
+                self._resync(presence, version, agreed.root)
+            return
+        self._votes.setdefault(version, {})[presence.session] = root
+        for old in [v for v in self._votes if v < self.ledger.version - self.ledger.keep_entries]:
+            del self._votes[old]
+
+    def _count_votes(self) -> None:
+        """A strict majority of the active members settles a version's fingerprint; without one, the longest-standing one does."""
+        for version, votes in list(self._votes.items()):
+            electorate = {p.session for p in self._active() if p.version >= version}
+            cast = {session: root for session, root in votes.items() if session in electorate}
+            if not cast:
+                continue
+            roots = list(cast.values())
+            winner = max(sorted(set(roots)), key=roots.count)
+            if 2 * roots.count(winner) > len(electorate):
+                self._agree(version, winner, roots.count(winner), len(electorate), flagged=False, votes=cast)
+            elif cast.keys() == electorate:
+                eldest = cast[min(cast)]
+                self._log(f"no majority on version {version}: {self._name(min(cast))}'s copy is declared", "warning")
+                self._agree(version, eldest, roots.count(eldest), len(electorate), flagged=True, votes=cast)
+
+    def _agree(self, version: int, root: bytes, count: int, voters: int, flagged: bool, votes: dict[int, bytes]) -> None:
+        self._journal(FingerprintAgreed(version, root, count, voters, flagged))
+        del self._votes[version]
+        for session, vote in votes.items():
+            if vote != root:
+                self._resync(self._presence[session], version, root)
+
+    def _resync(self, presence: Presence, version: int, root: bytes) -> None:
+        self._log(f"{self._name(presence.session)} differs from the others at version {version}", "warning")
+        presence.standing = Standing.FETCHING
+        if self.round is not None and self.round.state is RoundState.GATHERING:
+            self.round.members.discard(presence.session)
+            self.round.ready.pop(presence.session, None)
+        self._send(presence.session, Resync(version, root, "your copy differs from the strict majority's"))
+
+    # --- rounds -----------------------------------------------------------------------------------------------------------------
+
+    def _advance(self, now: float) -> None:
+        """Whatever time and the newest facts allow: lose the silent, settle votes, move the round, open the next, say why not."""
+        self._lose_silent(now)
+        self._count_votes()
+        if self.round is not None:
+            self._advance_round(self.round, now)
+        if self.ledger.ended is None and self.ledger.stopping is not None and self.round is None:
+            self._finish_run()
+        if self.ledger.ended is not None:
+            self._farewell(now)
+            return
+        self._say_waiting(self._why_waiting(now))
+        if self.round is None:
+            if self._waiting.what:
+                self._enough_since = None
+            elif self._enough_since is None:
+                self._enough_since = now
+            if self._enough_since is not None and now >= max(self._enough_since + self._patience(), self._reopen_at):
+                self._open_round(now)
+
+    def _patience(self) -> float:
+        """The first round waits a little for more members; later ones open at once."""
+        return 0.0 if self.ledger.bound and self._active() else self.spec.timing.join_wait_s
+
+    def _lose_silent(self, now: float) -> None:
+        lost_after = self.spec.timing.lost_after_s
+        for presence in list(self._presence.values()):
+            if presence.connection is not None and now >= presence.last_heard + lost_after:
+                self._end(presence.session, f"was lost: silent for {lost_after:g} s", now)
+            elif presence.gone_at is not None and now >= presence.gone_at:
+                self._end(presence.session, "was lost: its connection broke", now)
+
+    def _why_waiting(self, now: float) -> Waiting:
+        ledger, round_ = self.ledger, self.round
+        if ledger.paused:
+            return Waiting("an operator to resume the run", 0, 1, "shoal admin resume")
+        if round_ is not None:
+            late = round_.first_ready_at is not None and now >= round_.first_ready_at + SILENCE_S
+            if round_.state is RoundState.GATHERING and late:
+                names = ", ".join(self._name(session) for session in sorted(round_.members - round_.ready.keys()))
+                have, need = len(round_.ready), len(round_.members)
+                return Waiting(
+                    f"{names or 'a reconnecting member'} to finish training in round {round_.id}", have, need, "nothing to do"
+                )
+            return Waiting()
+        active = self._active()
+        returning = sum(p.connection is None for p in self._presence.values())
+        if returning:
+            lost_after = f"they reconnect by themselves, or are lost after {self.spec.timing.lost_after_s:g} s"
+            return Waiting(
+                f"{returning} member{'s' if returning > 1 else ''} to come back", len(active), len(self._presence), lost_after
+            )
+        need = self.spec.run.min_peers
+        if len(active) < need:
+            more = need - len(active)
+            fix = "invite more with `shoal admin invite`, or wait"
+            return Waiting(f"{more} more peer{'s' if more > 1 else ''}", len(active), need, fix)
+        if not active:
+            return Waiting("a first peer", 0, 1, "invite one with `shoal admin invite`, or wait")
+        if not any(self._dialable(p.session) for p in active):
+            return Waiting("a member that others can dial", 0, 1, "let one peer listen on an address that the others can reach")
+        return Waiting()
+
+    def _say_waiting(self, waiting: Waiting) -> None:
+        changed = waiting.what != self._waiting.what
+        self._waiting = waiting
+        if not changed:
+            return
+        if waiting.what:
+            self._log(f"waiting for {waiting.what} (have {waiting.have}, need {waiting.need}): {waiting.fix}")
+        for presence in self._presence.values():
+            self._send(presence.session, self._notice())
+
+    def _notice(self) -> Notice:
+        return Notice(self._waiting.what, self._waiting.have, self._waiting.need, self._waiting.fix)
+
+    def _open_round(self, now: float) -> None:
+        ledger, quota = self.ledger, self._quota()
+        members = sorted(self._active(), key=lambda p: ledger.members[p.session].peer)
+        wants = [(p.session, max(0, quota - (total(ledger.members[p.session].lease) - p.pending))) for p in members]
+        record = RoundOpened(
+            ledger.next_round, 0, 0, ledger.version, tuple(p.session for p in members), tuple(ledger.grants(wants))
+        )
+        self._journal(record)
+        self.round = Round(record, now)
+        self._enough_since = None
+        for presence in members:
+            self._send_open(presence.session, self.round)
+        if ledger.version == 0:
+            self._ask_evaluation(0)
+
+    def _quota(self) -> int:
+        """Samples per member and round."""
+        return self.spec.train.steps * self.spec.train.batch
+
+    def _send_open(self, session: int, round_: Round) -> None:
+        tokens = self._quota() * self.spec.data.sequence_length
+        opened = round_.opened
+        self._send(
+            session,
+            Open(
+                opened.round,
+                opened.group,
+                opened.fragment,
+                opened.base,
+                tuple(self.ledger.members[session].lease),
+                self._quota(),
+                self.ledger.committed_tokens,
+                tokens * len(opened.members),
+                len(opened.members),
+            ),
+        )
+
+    def _ready(self, presence: Presence, said: Ready, now: float) -> None:
+        round_ = self.round
+        if round_ is None or not self._is_current(said.round, round_) or presence.session not in round_.members:
+            self.stale += 1
+            return
+        if round_.state is not RoundState.GATHERING:
+            return
+        leased = total(self.ledger.members[presence.session].lease)
+        samples = min(max(0, said.samples), leased)
+        weight = samples * self.spec.data.sequence_length
+        if said.weight != weight:
+            self._log(f"{self._name(presence.session)} claims {said.weight} tokens, its lease allows {weight}", "warning")
+        if said.note:
+            self._log(f"{self._name(presence.session)} contributes nothing to round {round_.id}: {said.note}", "warning")
+        if round_.first_ready_at is None:
+            round_.first_ready_at = now
+        round_.ready[presence.session] = replace(said, samples=samples, weight=weight)
+
+    def _is_current(self, said: int, round_: Round) -> bool:
+        """Whether a message about round `said` is about the round in flight."""
+        return said == round_.id
+
+    def _part_closed(self, presence: Presence, said: PartClosed, now: float) -> None:
+        round_ = self.round
+        if round_ is None or round_.state is not RoundState.REDUCING or not self._is_current(said.key.round, round_):
+            self.stale += 1
+            return
+        why_not = round_.close_part(self.ledger.members[presence.session].peer, said)
+        if why_not:
+            self.stale += 1
+            return
+        for peer in said.refused:
+            self._log(f"{peer} was refused in part {said.key.part} of round {round_.id}: not finite or not decodable", "warning")
+        if round_.decided():
+            round_.decided_at = now
+
+    def _have(self, presence: Presence, said: Have) -> None:
+        round_ = self.round
+        if round_ is None or round_.state is not RoundState.REDUCING or not self._is_current(said.round, round_):
+            self.stale += 1
+            return
+        round_.hold(presence.session, said)
+
+    def _complaint(self, presence: Presence, said: Complaint, now: float) -> None:
+        """Two members could not exchange bulk bytes: evidence about the dialled one, and the end of a round that needs both."""
+        complainer = self.ledger.members[presence.session].peer
+        self._log(f"{complainer} could not exchange data with {said.peer}: {said.reason}", "warning")
+        accused = self.ledger.member_of(said.peer)
+        if accused is not None and accused.session != presence.session:
+            self._presence[accused.session].complaints.add(complainer)
+        round_ = self.round
+        if round_ is None or round_.state is not RoundState.REDUCING or not self._is_current(said.round, round_):
+            return
+        if any(share.reducer.peer == said.peer and slot not in round_.decisions for slot, share in round_.reducer_of.items()):
+            self._abandon(round_, f"{complainer} could not reach {said.peer}: {said.reason}", now)
+
+    def _advance_round(self, round_: Round, now: float) -> None:
+        if round_.state is RoundState.GATHERING:
+            self._gather(round_, now)
+        if round_.state is RoundState.REDUCING:
+            if round_.may_commit(now, self.spec.timing.delivery_s):
+                self._commit(round_, now)
+            elif not round_.collectors:
+                self._abandon(round_, "every member was lost", now)
+            elif hopeless := round_.hopeless(now):
+                self._abandon(round_, hopeless, now)
+            elif now >= round_.planned_at + self.spec.timing.reduce_s:
+                self._abandon(round_, f"no commit within {self.spec.timing.reduce_s:g} s of its plan", now)
+
+    def _gather(self, round_: Round, now: float) -> None:
+        if not round_.members:
+            return self._abandon(round_, "every member was lost", now)
+        if self.ledger.stopping is not None:
+            self._wrap(round_)
+        online = {s for s in round_.members if self._presence[s].connection is not None}
+        late = now >= round_.opened_at + self.spec.timing.gather_s
+        if not self.all_are_ready(round_, round_.members) and not (late and len(round_.ready) >= self.spec.run.min_peers):
+            return None
+        if round_.ready.keys() - online:
+            return None  # a member that was ready is expected back within grace
+        contributions = [
+            Contribution(self.ledger.members[session].peer, ready.weight)
+            for session, ready in round_.ready.items()
+            if ready.weight > 0
+        ]
+        if not contributions:
+            return self._abandon(round_, "no data: every member's weight is 0", now)
+        self._plan(round_, contributions, now)
+        return None
+
+    def all_are_ready(self, round_: Round, members: set[int]) -> bool:
+        """Each current member has reported: these members, not so many."""
+        return members <= round_.ready.keys()
+
+    def _wrap(self, round_: Round) -> None:
+        """The run stops: nobody needs to train to the end of this round."""
+        for session in sorted(round_.members - round_.ready.keys()):
+            if session not in round_.wrapped:
+                round_.wrapped.add(session)
+                self._send(session, Wrap(round_.id))
+
+    def _plan(self, round_: Round, contributions: list[Contribution], now: float) -> None:
+        ledger = self.ledger
+        assert ledger.origin is not None
+        collectors = {
+            ledger.members[p.session].peer: p.session
+            for p in self._active()
+            if p.connection is not None and (p.session in round_.ready or p.version == ledger.version)
+        }
+        reducers = [
+            Contact(peer, ledger.members[session].address)
+            for peer, session in sorted(collectors.items())
+            if self._dialable(session)
+        ]
+        if not reducers:
+            return self._abandon(round_, "no member can be dialled by the others", now)
+        shape = ledger.origin.layout.fragments[0]
+        shares = equal_shares(shape.parameters, reducers, Section.PARAMETERS)
+        plan = Plan(
+            round_.id,
+            ledger.term,
+            round_.opened.group,
+            round_.opened.fragment,
+            round_.opened.base,
+            plan_order(contributions),
+            tuple(sorted(collectors)),
+            tuple(shares),
+            self.spec.timing.part_s,
+        )
+        sessions = {ledger.members[session].peer: session for session in round_.ready}
+        round_.begin_reducing(plan, collectors, sessions, now)
+        for session in collectors.values():
+            self._send(session, plan)
+        return None
+
+    def _commit(self, round_: Round, now: float) -> None:
+        ledger, spec = self.ledger, self.spec
+        assert round_.plan is not None
+        assert round_.decided_at is not None
+        contributions = tuple(round_.contributors())
+        length = spec.data.sequence_length
+        spent = tuple(Spent(round_.sessions[c.peer], c.weight // length, c.weight) for c in contributions)
+        included = {item.session for item in spent}
+        round_.move(RoundState.COMMITTED)
+        record = RoundCommitted(
+            ledger.version + 1,
+            round_.id,
+            round_.opened.group,
+            round_.opened.fragment,
+            round_.opened.base,
+            tuple(round_.decisions[slot] for slot in sorted(round_.reducer_of, key=lambda slot: (slot[0].value, slot[1]))),
+            contributions,
+            spent,
+            ledger.committed_tokens + sum(item.weight for item in spent),
+            spec.outer.lr,
+            spec.outer.momentum,
+            round_.planned_at - round_.opened_at,
+            round_.decided_at - round_.planned_at,
+            now - round_.decided_at,
+        )
+        holders = round_.complete()
+        self._journal(record)
+        self.round = None
+        self._abandoned_in_a_row = 0
+        for session, ready in round_.ready.items():
+            if session in self._presence:
+                self._presence[session].pending = 0 if session in included else ready.samples
+        contacts = self._contacts(0, (), only_active=False, among=holders)
+        message = self._commit_message(record, contacts)
+        for presence in self._presence.values():
+            if presence.session in holders:
+                presence.version = record.version
+            self._send(presence.session, message)
+        if record.committed_tokens >= spec.run.total_tokens and ledger.stopping is None:
+            self._journal(RunStopping("", f"all {spec.run.total_tokens} tokens are trained"))
+        elif record.version % spec.evaluation.every == 0:
+            self._ask_evaluation(record.version)
+
+    def _abandon(self, round_: Round, reason: str, now: float) -> None:
+        round_.move(RoundState.ABANDONED)
+        self._journal(RoundAbandoned(round_.id, reason))
+        self.round = None
+        pause = ABANDON_PAUSE_S[min(self._abandoned_in_a_row, len(ABANDON_PAUSE_S) - 1)]
+        self._reopen_at = now + pause
+        self._abandoned_in_a_row += 1
+        self._log(f"round {round_.id} abandoned: {reason}")
+        for presence in self._presence.values():
+            self._send(presence.session, Abandoned(round_.id, reason))
+
+    # --- evaluation and the end -------------------------------------------------------------------------------------------------
+
+    def _ask_evaluation(self, version: int) -> None:
+        """One member in turn evaluates; whoever did not answer by the next time is passed over."""
+        able = sorted(p.session for p in self._active() if p.connection is not None)
+        if able:
+            turn = version // self.spec.evaluation.every
+            self._evaluating = (version, able[turn % len(able)])
+            self._send(self._evaluating[1], Evaluate(version))
+
+    def _evaluated(self, presence: Presence, said: Evaluated) -> None:
+        if self._evaluating != (said.version, presence.session) or said.version > self.ledger.version:
+            self.stale += 1
+            return
+        self._evaluating = None
+        if said.tokens > 0:
+            peer = self.ledger.members[presence.session].peer
+            self._journal(PeerEvaluated(said.version, peer, said.bits_per_byte, said.tokens))
+            self._log(f"version {said.version}: {said.bits_per_byte:.3f} bits per byte on held-out text, says {peer}")
+        else:
+            self._ask_evaluation(self.ledger.version)
+
+    def _finish_run(self) -> None:
+        stopping = self.ledger.stopping
+        assert stopping is not None
+        self._journal(RunEnded(self.ledger.version, stopping.reason))
+        self._log(f"the run is over at version {self.ledger.version}: {stopping.reason}")
+        self._ask_evaluation(self.ledger.version)
+        for presence in self._presence.values():
+            if presence.standing is Standing.ACTIVE:
+                self._send(presence.session, Finish(self.ledger.version, stopping.reason))
+
+    def _farewell(self, now: float) -> None:
+        """Let everybody go together, so that nobody leaves while another still needs its bytes."""
+        if not self._presence:
+            self._farewell_at = None
+            return
+        if not any(p.goodbye for p in self._presence.values()):
+            return
+        if self._farewell_at is None:
+            self._farewell_at = now + FAREWELL_S
+        if all(p.goodbye for p in self._presence.values()) or now >= self._farewell_at:
+            for presence in list(self._presence.values()):
+                presence.goodbye = True
+                self._end(presence.session, "left: the run is over", now)
+            self._farewell_at = None
+
+    # --- operators --------------------------------------------------------------------------------------------------------------
+
+    def _answer(self, command: AdminCommand, by: PeerId, now: float) -> AdminReply | AdminError:
+        ledger = self.ledger
+        match command:
+            case GetStatus():
+                return self.status()
+            case GetPeers():
+                return Peers(tuple(self._peer_view(p, now) for p in self._presence.values()))
+            case GetRounds(limit):
+                return Rounds(tuple(RoundView(**vars(summary)) for summary in list(ledger.history)[-max(1, limit) :]))
+            case GetEvents(limit):
+                return Events(tuple(self._events[-max(1, limit) :]))
+            case MakeInvite():
+                return AdminError("invites are made by the coordinator's shell")
+            case Stop() | Pause() | Resume() if ledger.ended is not None:
+                return AdminError(
+                    f"the run ended at version {ledger.ended.version}", "start a new run with `shoal coordinator init`"
+                )
+            case Pause():
+                if not ledger.paused:
+                    self._journal(PauseSet(True, by))
+                return Done("paused: the round in flight finishes, no other opens")
+            case Resume():
+                if ledger.paused:
+                    self._journal(PauseSet(False, by))
+                return Done("resumed")
+            case Stop():
+                if ledger.stopping is None:
+                    self._journal(RunStopping(by, "stopped by an operator"))
+                return Done("stopping: one last synchronisation, then every peer writes the model and leaves")
+            case _:
+                assert_never(command)
+
+    def status(self) -> Status:
+        """The run at a glance."""
+        ledger, evaluation = self.ledger, self.ledger.evaluation
+        if ledger.ended is not None:
+            phase = "ended"
+        elif ledger.stopping is not None:
+            phase = "stopping"
+        elif self.round is not None:
+            phase = "training" if self.round.state is RoundState.GATHERING else "reducing"
+        else:
+            phase = "paused" if ledger.paused else "waiting"
+        waiting = self._waiting
+        said = f"{waiting.what} (have {waiting.have}, need {waiting.need}): {waiting.fix}" if waiting.what else ""
+        agreed = next(reversed(ledger.fingerprints.values()), None)
+        return Status(
+            ledger.run,
+            ledger.term,
+            phase,
+            said,
+            ledger.version,
+            self.round.id if self.round is not None else ledger.next_round - 1,
+            len(self._active()),
+            self.spec.run.min_peers,
+            ledger.committed_tokens,
+            self.spec.run.total_tokens,
+            evaluation.bits_per_byte if evaluation else 0.0,
+            evaluation.version if evaluation else NO_VERSION,
+            agreed.root.hex() if agreed else "",
+        )
+
+    def _peer_view(self, presence: Presence, now: float) -> PeerView:
+        member, beat = self.ledger.members[presence.session], presence.heartbeat
+        state = presence.standing.value if presence.connection is not None else "reconnecting"
+        return PeerView(
+            member.peer,
+            member.name,
+            member.session,
+            state,
+            member.address,
+            member.device,
+            presence.version,
+            beat.phase,
+            max(0.0, now - presence.last_heard),
+            beat.tokens_per_s,
+            beat.loss,
+            member.committed_tokens,
+            member.software,
+        )
+
+    # --- small questions and tools ----------------------------------------------------------------------------------------------
+
+    def _active(self) -> list[Presence]:
+        """Members that hold the newest version or the way to it, reconnecting ones left out."""
+        return [p for p in self._presence.values() if p.standing is Standing.ACTIVE and not p.goodbye and p.connection is not None]
+
+    def _dialable(self, session: int) -> bool:
+        """Others can open streams to this member: it listens, and not half of the others or more failed to reach it."""
+        presence = self._presence[session]
+        others = max(1, len(self._active()) - 1)
+        return bool(self.ledger.members[session].address) and 2 * len(presence.complaints) < max(2, others)
+
+    def _contacts(
+        self, seeker: int, failed: tuple[PeerId, ...], only_active: bool, among: set[int] | None = None
+    ) -> tuple[Contact, ...]:
+        """Who can serve bulk bytes to `seeker`, in an order that spreads seekers; those that failed come last."""
+        able = [
+            p
+            for p in sorted(self._presence.values(), key=lambda p: p.session)
+            if p.session != seeker
+            and p.connection is not None
+            and (p.standing is Standing.ACTIVE or not only_active)
+            and (among is None or p.session in among)
+            and self.ledger.members[p.session].address
+        ]
+        turn = seeker % len(able) if able else 0
+        contacts = [Contact(self.ledger.members[p.session].peer, self.ledger.members[p.session].address) for p in able]
+        ordered = contacts[turn:] + contacts[:turn]
+        return tuple(sorted(ordered, key=lambda contact: contact.peer in failed))
+
+    def _commit_message(self, record: RoundCommitted, contacts: tuple[Contact, ...]) -> Commit:
+        return Commit(
+            record.version,
+            record.round,
+            record.group,
+            record.fragment,
+            record.base,
+            record.parts,
+            record.committed_tokens,
+            record.outer_lr,
+            record.outer_momentum,
+            contacts,
+        )
+
+    def _name(self, session: int) -> str:
+        member = self.ledger.members.get(session) or self.ledger.limbo.get(session)
+        if member is None:
+            return f"session {session}"
+        return f"{member.name} ({member.peer[:8]})" if member.name else member.peer[:8]
+
+    def _send(self, session: int, body: FromCoordinator) -> None:
+        presence = self._presence.get(session)
+        if presence is not None and presence.connection is not None:
+            self._send_on(presence.connection, session, body)
+
+    def _send_on(self, connection: int, session: int, body: FromCoordinator) -> None:
+        self._effects.append(Send(connection, Envelope(session, self.ledger.term, body)))
+
+    def _journal(self, record: Record) -> None:
+        self._effects.append(Journal(record))
+        self.ledger.apply(record)
+
+    def _log(self, text: str, level: str = "info") -> None:
+        self._effects.append(Log(text, level))
+        self._events.append(EventView(self._clock, text))
+        del self._events[:-EVENTS_KEPT]
+
+    def _take_effects(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects

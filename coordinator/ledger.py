@@ -1,0 +1,273 @@
+"""The coordinator's durable state: a fold over the journal's records, the same live and after a restart.
+
+Rule: nothing here changes except through `Ledger.apply(record)`, and the same records in the same order give the same ledger. What
+dies with the process (streams, heartbeats, the round's live bookkeeping) lives in `core` and `rounds`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from shoal.coordinator.records import (
+    FingerprintAgreed,
+    Grant,
+    OriginBuilt,
+    PauseSet,
+    PeerEvaluated,
+    Record,
+    RoundAbandoned,
+    RoundCommitted,
+    RoundOpened,
+    RunCreated,
+    RunEnded,
+    RunStopping,
+    SessionEnded,
+    SessionOpened,
+    SessionResumed,
+    TermRaised,
+)
+from shoal.protocol.errors import LocalProtocolError
+from shoal.protocol.messages import NO_VERSION, PeerId, Span
+
+KEPT_FINGERPRINTS = 64
+KEPT_ROUNDS = 1000
+
+
+def total(spans: Iterable[Span]) -> int:
+    """Number of samples in `spans`."""
+    return sum(len(span) for span in spans)
+
+
+def split(spans: Sequence[Span], count: int) -> tuple[list[Span], list[Span]]:
+    """The first `count` samples of `spans`, and the rest; order kept."""
+    first: list[Span] = []
+    rest: list[Span] = []
+    for span in spans:
+        taken = min(count, len(span))
+        count -= taken
+        if taken:
+            first.append(Span(span.start, span.start + taken))
+        if taken < len(span):
+            rest.append(Span(span.start + taken, span.stop))
+    return first, rest
+
+
+def merge(spans: Iterable[Span]) -> list[Span]:
+    """`spans` in order of position, touching ones joined. Overlap would mean that a sample is leased twice, and is an error."""
+    merged: list[Span] = []
+    for span in sorted(spans, key=lambda s: s.start):
+        if merged and span.start < merged[-1].stop:
+            raise LocalProtocolError(f"samples {span.start}..{merged[-1].stop} are leased twice")
+        if merged and span.start == merged[-1].stop:
+            merged[-1] = Span(merged[-1].start, span.stop)
+        else:
+            merged.append(span)
+    return merged
+
+
+@dataclass
+class Member:
+    """One membership: what of a session survives a restart of the coordinator."""
+
+    session: int
+    peer: PeerId
+    instance: str
+    address: str
+    name: str
+    device: str
+    software: str
+    lease: list[Span] = field(default_factory=list)
+    """Granted and not committed, oldest first."""
+    committed_tokens: int = 0
+
+
+@dataclass
+class RoundSummary:
+    """One line of `admin rounds`."""
+
+    round: int
+    members: int
+    state: str = "open"
+    version: int = NO_VERSION
+    contributors: int = 0
+    weight: int = 0
+    sent_bytes: int = 0
+    train_s: float = 0.0
+    wait_s: float = 0.0
+    gather_s: float = 0.0
+    reduce_s: float = 0.0
+    commit_s: float = 0.0
+    reason: str = ""
+
+
+class Ledger:
+    """Everything that the journal says, folded."""
+
+    def __init__(self) -> None:
+        self.run = ""
+        self.spec = b""
+        self.term = 0
+        self.next_session = 1
+        self.next_round = 0
+        self.version = NO_VERSION
+        self.committed_tokens = 0
+        self.origin: OriginBuilt | None = None
+        self.bound = False
+        """A round has opened: version 0 is what it is."""
+        self.members: dict[int, Member] = {}
+        self.limbo: dict[int, Member] = {}
+        """Members that ended while a round in flight may still commit their work."""
+        self.free: list[Span] = []
+        self.cursor = 0
+        """First position of the sample stream that was never leased."""
+        self.undecided: RoundOpened | None = None
+        self.entries: OrderedDict[int, RoundCommitted] = OrderedDict()
+        self.keep_entries = 8
+        self.fingerprints: OrderedDict[int, FingerprintAgreed] = OrderedDict()
+        self.evaluation: PeerEvaluated | None = None
+        self.history: deque[RoundSummary] = deque(maxlen=KEPT_ROUNDS)
+        self.paused = False
+        self.stopping: RunStopping | None = None
+        self.ended: RunEnded | None = None
+
+    def apply(self, record: Record) -> None:
+        """Take one record in. Raises LocalProtocolError when it contradicts the ones before."""
+        match record:
+            case RunCreated(run, spec):
+                self.run, self.spec = run, spec
+            case TermRaised(term):
+                self._expect(term > self.term, record)
+                self.term = term
+            case SessionOpened():
+                self._expect(record.session >= self.next_session, record)
+                self.next_session = record.session + 1
+                self.members[record.session] = Member(
+                    record.session,
+                    record.peer,
+                    record.instance,
+                    record.address,
+                    record.name,
+                    record.device,
+                    record.software,
+                )
+            case SessionResumed(session, instance, address):
+                self._expect(session in self.members, record)
+                self.members[session].instance = instance
+                self.members[session].address = address
+            case SessionEnded(session, _):
+                self._expect(session in self.members, record)
+                member = self.members.pop(session)
+                if self.undecided is not None and session in self.undecided.members:
+                    self.limbo[session] = member
+                else:
+                    self.free = merge([*self.free, *member.lease])
+            case OriginBuilt():
+                self._expect(not self.bound, record)
+                self.origin = record
+                self.version = 0
+                self.fingerprints[0] = FingerprintAgreed(0, record.root, 1, 1)
+            case RoundOpened():
+                self._expect(record.round >= self.next_round and self.undecided is None and record.base == self.version, record)
+                self.next_round = record.round + 1
+                self.undecided = record
+                self.bound = True
+                for grant in record.grants:
+                    self._take(grant)
+                self.history.append(RoundSummary(record.round, len(record.members)))
+            case RoundCommitted():
+                self._commit(record)
+            case RoundAbandoned(round_id, reason):
+                self._expect(self.undecided is not None and self.undecided.round == round_id, record)
+                self.history[-1].state = "abandoned"
+                self.history[-1].reason = reason
+                self._settle()
+            case FingerprintAgreed():
+                self.fingerprints[record.version] = record
+                while len(self.fingerprints) > KEPT_FINGERPRINTS:
+                    self.fingerprints.popitem(last=False)
+            case PeerEvaluated():
+                self.evaluation = record
+            case PauseSet(paused, _):
+                self.paused = paused
+            case RunStopping():
+                self.stopping = record
+            case RunEnded():
+                self.ended = record
+            case _:
+                assert_never(record)
+
+    def grant(self, samples: int) -> list[Span]:
+        """The next `samples` samples that nobody holds, returned ones first. A question: changes nothing."""
+        first, _ = split(self.free, samples)
+        missing = samples - total(first)
+        if missing:
+            first.append(Span(self.cursor, self.cursor + missing))
+        return merge(first)
+
+    def grants(self, wants: Sequence[tuple[int, int]]) -> list[Grant]:
+        """Grants for (session, samples) pairs, in this order, no sample twice. A question: changes nothing."""
+        taken = 0
+        pool = self.grant(sum(samples for _, samples in wants))
+        grants = []
+        for session, samples in wants:
+            if samples:
+                _, rest = split(pool, taken)
+                spans, _ = split(rest, samples)
+                grants.append(Grant(session, tuple(spans)))
+                taken += samples
+        return grants
+
+    def member_of(self, peer: PeerId) -> Member | None:
+        """The current membership of `peer`."""
+        return next((member for member in self.members.values() if member.peer == peer), None)
+
+    def _take(self, grant: Grant) -> None:
+        self.members[grant.session].lease.extend(grant.spans)
+        for span in grant.spans:
+            inside = [free for free in self.free if free.start < span.stop and span.start < free.stop]
+            for free in inside:
+                self.free.remove(free)
+                if free.start < span.start:
+                    self.free.append(Span(free.start, span.start))
+                if span.stop < free.stop:
+                    self.free.append(Span(span.stop, free.stop))
+            self.cursor = max(self.cursor, span.stop)
+        self.free = merge(self.free)
+
+    def _commit(self, record: RoundCommitted) -> None:
+        self._expect(
+            self.undecided is not None
+            and self.undecided.round == record.round
+            and record.base == self.version
+            and record.version == self.version + 1,
+            record,
+        )
+        for spent in record.spent:
+            member = self.members.get(spent.session) or self.limbo[spent.session]
+            _, member.lease = split(member.lease, spent.samples)
+            member.committed_tokens += spent.weight
+        self.version = record.version
+        self.committed_tokens = record.committed_tokens
+        self.entries[record.version] = record
+        while len(self.entries) > self.keep_entries:
+            self.entries.popitem(last=False)
+        summary = self.history[-1]
+        summary.state, summary.version = "committed", record.version
+        summary.contributors = len(record.contributions)
+        summary.weight = sum(contribution.weight for contribution in record.contributions)
+        summary.gather_s, summary.reduce_s, summary.commit_s = record.gather_s, record.reduce_s, record.commit_s
+        self._settle()
+
+    def _settle(self) -> None:
+        """The round in flight has its outcome: what it held back of ended members is free again."""
+        for member in self.limbo.values():
+            self.free = merge([*self.free, *member.lease])
+        self.limbo.clear()
+        self.undecided = None
+
+    def _expect(self, holds: bool, record: Record) -> None:
+        if not holds:
+            raise LocalProtocolError(f"the journal contradicts itself at {record}")

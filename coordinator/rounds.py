@@ -1,0 +1,213 @@
+"""One round in flight: from its opening to its one outcome.
+
+    GATHERING ──plan──► REDUCING ──commit──► COMMITTED
+        └────────abandon────┴──────────────► ABANDONED
+
+Rules. The first PartClosed accepted for a part's current attempt decides that part; later ones never change it. A Have counts only
+where its digest equals the decision. Members are compared, never counted: a round waits for *these* members, not for *so many*.
+Neighbours: `core` feeds it and journals its outcome; `ledger` holds what survives a restart.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from shoal.coordinator.records import RoundOpened
+from shoal.protocol.errors import LocalProtocolError
+from shoal.protocol.messages import (
+    Contact,
+    Contribution,
+    Decision,
+    Have,
+    PartClosed,
+    PeerId,
+    Plan,
+    Ready,
+    Section,
+    Share,
+)
+
+Slot = tuple[Section, int]
+"""A part without its attempt."""
+
+
+class RoundState(enum.Enum):
+    """Where a round is."""
+
+    GATHERING = "gathering"
+    REDUCING = "reducing"
+    COMMITTED = "committed"
+    ABANDONED = "abandoned"
+
+
+TRANSITIONS: dict[RoundState, frozenset[RoundState]] = {
+    RoundState.GATHERING: frozenset({RoundState.REDUCING, RoundState.ABANDONED}),
+    RoundState.REDUCING: frozenset({RoundState.COMMITTED, RoundState.ABANDONED}),
+    RoundState.COMMITTED: frozenset(),
+    RoundState.ABANDONED: frozenset(),
+}
+
+
+def equal_shares(parts: int, reducers: list[Contact], section: Section, attempt: int = 0) -> list[Share]:
+    """Consecutive ranges of parts, as equal as they can be; reducers without a part are left out."""
+    shares = []
+    start = 0
+    for index, reducer in enumerate(reducers):
+        stop = parts * (index + 1) // len(reducers)
+        if stop > start:
+            shares.append(Share(reducer, section, start, stop, attempt))
+        start = stop
+    return shares
+
+
+@dataclass
+class Round:
+    """Live bookkeeping of the round in flight."""
+
+    opened: RoundOpened
+    opened_at: float
+    state: RoundState = RoundState.GATHERING
+    ready: dict[int, Ready] = field(default_factory=dict)
+    """By session; only of members."""
+    members: set[int] = field(default_factory=set)
+    """Sessions whose Ready the gathering waits for."""
+    plan: Plan | None = None
+    collectors: dict[PeerId, int] = field(default_factory=dict)
+    """Sessions of the plan's members, lost ones removed."""
+    planned_at: float = 0.0
+    decided_at: float | None = None
+    settle_at: float | None = None
+    """When parts that nobody alive is known to hold are given up."""
+    lost: set[PeerId] = field(default_factory=set)
+    decisions: dict[Slot, Decision] = field(default_factory=dict)
+    holds: dict[Slot, dict[int, tuple[int, bytes]]] = field(default_factory=dict)
+    """What each session says that it holds of a part: attempt and digest."""
+    reducer_of: dict[Slot, Share] = field(default_factory=dict)
+    weights: dict[PeerId, int] = field(default_factory=dict)
+    sessions: dict[PeerId, int] = field(default_factory=dict)
+    """Whose lease a contribution of the plan spends."""
+    first_ready_at: float | None = None
+    wrapped: set[int] = field(default_factory=set)
+    """Sessions that were asked to stop training early."""
+
+    def __post_init__(self) -> None:
+        self.members = set(self.opened.members)
+
+    @property
+    def id(self) -> int:
+        """The round's id."""
+        return self.opened.round
+
+    def move(self, to: RoundState) -> None:
+        """Change state, along the table only."""
+        if to not in TRANSITIONS[self.state]:
+            raise LocalProtocolError(f"round {self.id} cannot go from {self.state.value} to {to.value}")
+        self.state = to
+
+    def begin_reducing(self, plan: Plan, collectors: dict[PeerId, int], sessions: dict[PeerId, int], now: float) -> None:
+        """Gathering is over: this is the plan, and these are the sessions of its collectors and contributors."""
+        self.move(RoundState.REDUCING)
+        self.plan, self.collectors, self.sessions, self.planned_at = plan, collectors, sessions, now
+        self.weights = {contribution.peer: contribution.weight for contribution in plan.contributions}
+        for share in plan.shares:
+            for part in range(share.start, share.stop):
+                self.reducer_of[share.section, part] = share
+
+    def close_part(self, sender: PeerId, closed: PartClosed) -> str:
+        """Take a reducer's report. Returns why it does not count, or "" when it decided its part."""
+        key = closed.key
+        slot = (key.section, key.part)
+        share = self.reducer_of.get(slot)
+        if share is None:
+            return f"part {key.part} of {key.section.value} is not in the plan"
+        if share.reducer.peer != sender:
+            return f"part {key.part} belongs to reducer {share.reducer.peer}"
+        if not self.attempt_is_current(key.attempt, share):
+            return f"attempt {key.attempt} of part {key.part} is over"
+        if slot in self.decisions:
+            return f"part {key.part} is decided"
+        if not closed.contributors or len(set(closed.contributors)) != len(closed.contributors):
+            return f"part {key.part} has no contributors, or one twice"
+        if not set(closed.contributors) <= self.weights.keys():
+            return f"part {key.part} names contributors that are not in the plan"
+        if closed.divisor != float(sum(self.weights[peer] for peer in closed.contributors)):
+            return f"part {key.part} was divided by {closed.divisor}, which is not the weight of its contributors"
+        self.decisions[slot] = Decision(key.section, key.part, key.attempt, closed.digest, closed.contributors, closed.divisor)
+        return ""
+
+    def attempt_is_current(self, attempt: int, share: Share) -> bool:
+        """Whether a report about this attempt may decide a part of `share`."""
+        return attempt == share.attempt
+
+    def hold(self, session: int, have: Have) -> None:
+        """A collector says what it holds; compared with the decisions whenever they are asked for."""
+        for item in have.items:
+            if (item.section, item.part) in self.reducer_of:
+                self.holds.setdefault((item.section, item.part), {})[session] = (item.attempt, item.digest)
+
+    def decided(self) -> bool:
+        """Every part has its decision."""
+        return len(self.decisions) == len(self.reducer_of)
+
+    def counts(self, held: tuple[int, bytes], decision: Decision) -> bool:
+        """Whether what a member says that it holds is what was decided."""
+        return held == (decision.attempt, decision.digest)
+
+    def holders(self, slot: Slot) -> set[int]:
+        """Live sessions that hold exactly what was decided for this part."""
+        decision = self.decisions.get(slot)
+        if decision is None:
+            return set()
+        live = set(self.collectors.values())
+        return {session for session, held in self.holds.get(slot, {}).items() if session in live and self.counts(held, decision)}
+
+    def complete(self) -> set[int]:
+        """Live sessions that hold every part as decided."""
+        result = set(self.collectors.values())
+        for slot in self.reducer_of:
+            result &= self.holders(slot)
+        return result
+
+    def may_commit(self, now: float, delivery_s: float) -> bool:
+        """Every part decided and safe, and either all live members hold everything or the delivery deadline passed."""
+        if self.state is not RoundState.REDUCING or not self.decided() or self.decided_at is None or not self.collectors:
+            return False
+        everyone = set(self.collectors.values())
+        if self.everyone_holds_everything(everyone):
+            return True
+        waited = now >= self.decided_at + delivery_s or self.settled(now)
+        return waited and all(len(self.holders(slot)) >= min(2, len(everyone)) for slot in self.reducer_of)
+
+    def everyone_holds_everything(self, everyone: set[int]) -> bool:
+        """All live members, compared by name, hold all parts as decided."""
+        return self.complete() == everyone
+
+    def settled(self, now: float) -> bool:
+        """A member was lost, and what it still delivered has had time to be reported."""
+        return self.settle_at is not None and now >= self.settle_at
+
+    def hopeless(self, now: float) -> str:
+        """Why this round cannot be finished by those who are left; "" while it can."""
+        for slot, share in self.reducer_of.items():
+            if slot not in self.decisions and share.reducer.peer in self.lost:
+                return f"reducer {share.reducer.peer} was lost before it closed part {slot[1]}"
+        if self.settled(now):
+            for slot, decision in self.decisions.items():
+                if self.reducer_of[slot].reducer.peer in self.lost and len(self.holders(slot)) < min(2, len(self.collectors)):
+                    return f"too few hold part {decision.part} of the lost reducer {self.reducer_of[slot].reducer.peer}"
+        return ""
+
+    def contributors(self) -> list[Contribution]:
+        """Everybody in at least one decided part, in plan order."""
+        assert self.plan is not None
+        included: set[PeerId] = set()
+        for decision in self.decisions.values():
+            included.update(decision.contributors)
+        return [contribution for contribution in self.plan.contributions if contribution.peer in included]
+
+
+def plan_order(contributions: Collection[Contribution]) -> tuple[Contribution, ...]:
+    """The order in which every reducer adds: by peer id, so that the value is reproducible."""
+    return tuple(sorted(contributions, key=lambda contribution: contribution.peer))
