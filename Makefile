@@ -42,7 +42,7 @@ lint: $(VENV)/.dev ## formatting and ruff's rules
 	$(BIN)/ruff check .
 
 types: $(VENV)/.dev .mypy_src ## strict mypy over the rooms, a laxer one over the tests
-	$(BIN)/mypy -p shoal | sed -E -e 's#^\.mypy_src/shoal/(($(subst $(space),|,$(ROOMS)))/)#\1#' -e 's#^\.mypy_src/##'
+	set -o pipefail; $(BIN)/mypy -p shoal | sed -E -e 's#^\.mypy_src/shoal/(($(subst $(space),|,$(ROOMS)))/)#\1#' -e 's#^\.mypy_src/##'
 	$(BIN)/mypy --config-file tests/mypy.ini tests docs/generate.py
 
 format: $(VENV)/.dev ## rewrite the sources as `make lint` wants them

@@ -29,6 +29,10 @@ HARD_LIMIT_AFTER_S = 20
 LEFTOVER_GRACE_S = 3.0
 """How long a process that was told to end may take to be gone."""
 
+MARKER = "SHOAL_TEST_PROCESS"
+"""Environment variable by which a process is recognised as started, directly or not, by the pytest process that it names."""
+os.environ[MARKER] = str(os.getpid())
+
 for _name in ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "no_proxy", "no_grpc_proxy"):
     os.environ.pop(_name, None)
     os.environ.pop(_name.upper(), None)
@@ -92,6 +96,19 @@ def _children() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
 
+def _orphans(known_pids: set[int]) -> set[psutil.Process]:
+    """New processes that descend from this one by their environment, though their parent is gone."""
+    found = set()
+    for pid in set(psutil.pids()) - known_pids:
+        try:
+            process = psutil.Process(pid)
+            if process.environ().get(MARKER) == str(os.getpid()) and process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
 def _tells_of_a_leak(process: psutil.Process) -> bool:
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
@@ -125,11 +142,11 @@ def _in_use_elsewhere(path: Path) -> bool:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test after which there is a child process or a shoal file that was not there before."""
-    children, files = _children(), _shoal_files()
+    known_pids, children, files = set(psutil.pids()), _children(), _shoal_files()
     yield
     deadline = time.monotonic() + LEFTOVER_GRACE_S
     while True:
-        left_processes = [child for child in _children() - children if _tells_of_a_leak(child)]
+        left_processes = [child for child in (_children() - children) | _orphans(known_pids) if _tells_of_a_leak(child)]
         left_files = [path for path in _shoal_files() - files if path.exists() and not _in_use_elsewhere(path)]
         if not left_processes and not left_files:
             return

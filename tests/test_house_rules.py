@@ -31,6 +31,13 @@ def test_a_child_process_left_behind_fails_the_test_and_is_ended(tmp_path: Path)
     assert "sleep 61" in output
 
 
+def test_an_orphan_left_behind_by_a_child_fails_the_test_and_is_ended(tmp_path: Path) -> None:
+    source = "import subprocess\n\ndef test_it():\n    subprocess.run(['sh', '-c', 'sleep 62 >/dev/null 2>&1 &'], timeout=9)\n"
+    output = run_pytest(tmp_path, source, "-o", "timeout=30")
+    assert "left behind: process" in output
+    assert "sleep 62" in output
+
+
 def test_a_file_left_in_a_shoal_directory_fails_the_test(tmp_path: Path) -> None:
     head = f"import tempfile, pathlib\ntempfile.tempdir = {str(tmp_path)!r}\n"
     source = head + "def test_it():\n    pathlib.Path(tempfile.tempdir, 'shoal-x').touch()\n"
