@@ -895,7 +895,7 @@ class Core:
             self._send(presence.session, message)
         if record.committed_tokens >= spec.run.total_tokens and ledger.stopping is None:
             self._journal(RunStopping("", f"all {spec.run.total_tokens} tokens are trained"))
-        elif record.version % spec.evaluation.every == 0:
+        elif spec.evaluation.every and record.version % spec.evaluation.every == 0:
             self._ask_evaluation(record.version)
 
     def _abandon(self, round_: Round, reason: str, now: float) -> None:
@@ -915,7 +915,7 @@ class Core:
         """One member in turn evaluates; whoever did not answer by the next time is passed over."""
         able = sorted(p.session for p in self._active() if p.connection is not None)
         if able:
-            turn = version // self.spec.evaluation.every
+            turn = version // max(1, self.spec.evaluation.every)
             self._evaluating = (version, able[turn % len(able)])
             self._send(self._evaluating[1], Evaluate(version))
 

@@ -1,0 +1,208 @@
+"""The coordinator's shell in the simulation: a journal that survives, a core that does not, streams in between.
+
+Rule: effects are performed in order and a crash may come between any two of them; what was journaled before it stays, what was to be
+sent after it does not exist. The real shell writes records in groups, so a crash may also keep the records of effects that were never
+sent. Neighbours: `machine` talks to it through `streams`, `judge` reads every record and every message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from shoal.coordinator.core import Core
+from shoal.coordinator.events import (
+    Answer,
+    Asked,
+    Close,
+    Connected,
+    Disconnected,
+    Effect,
+    Event,
+    Journal,
+    Log,
+    Said,
+    Send,
+    TimePassed,
+)
+from shoal.coordinator.records import Record
+from shoal.protocol.admin import AdminCommand
+from shoal.protocol.messages import Envelope, Goodbye, Heartbeat, Hello
+from tests.simulation.streams import Pipe, SessionStream
+from tests.simulation.world import Violation, World
+
+if TYPE_CHECKING:
+    from tests.simulation.judge import Judge
+
+SPIN_LIMIT = 200
+"""Timer events in one instant after which a core is said to spin."""
+
+
+class Meeting:
+    """The coordinator's machine."""
+
+    def __init__(self, world: World, judge: Judge, first_records: list[Record], make_core: Callable[[], Core]) -> None:
+        self.world = world
+        self.judge = judge
+        self.make_core = make_core
+        self.journal: list[Record] = list(first_records)
+        self.core: Core | None = None
+        self.streams: dict[int, SessionStream] = {}
+        self.connections = 0
+        self.requests = 0
+        self.unanswered: dict[int, AdminCommand] = {}
+        self.effects_to_live: int | None = None
+        self.life = 0
+        self._wake: float | None = None
+        self._spins = (0.0, 0)
+        self._clock = 0.0
+        self.said: dict[str, list[Envelope]] = {}
+        """Old messages of each peer, for replays."""
+
+    # --- life and death ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        return self.core is not None
+
+    def start(self) -> None:
+        """A coordinator process takes the journal over."""
+        if self.core is not None:
+            return
+        self.life += 1
+        self._clock = self.world.random.uniform(0, 1000)
+        self.core = self.make_core()
+        for record in self.journal:
+            self.core.replay(record)
+        self._wake = None
+        self.world.note("coordinator", "starts", f"{len(self.journal)} records")
+        self._perform(self.core.start(self._now()))
+
+    def crash(self) -> None:
+        """kill -9."""
+        self.world.note("coordinator", "CRASH")
+        self.core = None
+        self.effects_to_live = None
+        self.unanswered.clear()
+        streams, self.streams = self.streams, {}
+        for stream in streams.values():
+            stream.break_down("the coordinator is gone", coordinator_notices=False)
+
+    # --- streams ----------------------------------------------------------------------------------------------------------------
+
+    def dial(self, peer: str, host: str) -> SessionStream | None:
+        """A daemon opens a stream. None: nobody is there."""
+        if self.core is None:
+            return None
+        self.connections += 1
+        connection = self.connections
+        life = self.life
+        stream = SessionStream(self.world, connection, peer)
+        stream.up = Pipe(self.world, lambda envelope: self._hear(life, connection, peer, envelope))
+        stream.on_coordinator_end = lambda: self._ended(life, connection)
+        self.streams[connection] = stream
+        self.on(Connected(connection, peer, frozenset({"peer", "reducer"}), host))
+        return stream if self.core is not None else None
+
+    def _hear(self, life: int, connection: int, peer: str, envelope: Envelope) -> None:
+        if life != self.life or self.core is None or connection not in self.streams:
+            return
+        if not isinstance(envelope.body, Heartbeat | Hello | Goodbye):
+            said = self.said.setdefault(peer, [])
+            if len(said) < 400:
+                said.append(envelope)
+        self.on(Said(connection, envelope))
+        if self.world.chance(self.world.weather.replay) and self.said.get(peer):
+            old = self.world.random.choice(self.said[peer])
+            if self.judge.is_stale(peer, old):
+                self.world.note("network", "replays", old)
+                self.on(Said(connection, old))
+
+    def _ended(self, life: int, connection: int) -> None:
+        if life == self.life and self.core is not None and self.streams.pop(connection, None) is not None:
+            self.on(Disconnected(connection))
+
+    # --- events and effects -----------------------------------------------------------------------------------------------------
+
+    def ask(self, command: AdminCommand) -> None:
+        """An operator asks for something."""
+        if self.core is None:
+            return
+        self.requests += 1
+        self.unanswered[self.requests] = command
+        request = self.requests
+        self.on(Asked(request, "operator", command))
+        if self.core is not None and request in self.unanswered:
+            raise Violation(f"{command} was not answered")
+
+    def on(self, event: Event) -> None:
+        """Feed one event, perform what comes of it."""
+        if self.core is None:
+            return
+        if not (isinstance(event, Said) and isinstance(event.envelope.body, Heartbeat)):
+            self.world.note("coordinator", "<-", event)
+        effects = self.core.on(event, self._now())
+        self.judge.coordinator_reacted(event, self.streams, effects)
+        self._perform(effects)
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for index, effect in enumerate(effects):
+            if self.effects_to_live is not None:
+                self.effects_to_live -= 1
+                if self.effects_to_live < 0:
+                    if self.world.chance(0.3):
+                        for later in effects[index:]:
+                            if isinstance(later, Journal):
+                                self._write(later.record)
+                    self.crash()
+                    return
+            match effect:
+                case Journal(record):
+                    self._write(record)
+                case Send(connection, envelope):
+                    self.world.note("coordinator", f"-> {connection}", envelope)
+                    stream = self.streams.get(connection)
+                    if stream is not None:
+                        self.judge.coordinator_sends(stream.peer, envelope)
+                        stream.tell(envelope)
+                case Close(connection):
+                    self.world.note("coordinator", "closes", connection)
+                    stream = self.streams.pop(connection, None)
+                    if stream is not None:
+                        stream.close_from(True, "the coordinator closed the stream")
+                case Answer(request, reply):
+                    if self.unanswered.pop(request, None) is None:
+                        raise Violation(f"an answer to nothing: {reply}")
+                case Log(text, _):
+                    self.world.note("coordinator", "says", text)
+        self._set_alarm()
+
+    def _write(self, record: Record) -> None:
+        self.world.note("coordinator", "journals", record)
+        self.journal.append(record)
+        self.judge.journaled(record)
+
+    # --- time -------------------------------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return self.world.now + self._clock
+
+    def _set_alarm(self) -> None:
+        if self.core is None or self.core.wake_at is None:
+            return
+        at = max(self.core.wake_at - self._clock, self.world.now)
+        if self._wake is None or at < self._wake - 1e-9:
+            self._wake = at
+            self.world.after(at - self.world.now, self._alarm, self.life, at)
+
+    def _alarm(self, life: int, at: float) -> None:
+        if life != self.life or self.core is None or self._wake != at:
+            return
+        self._wake = None
+        if self.core.wake_at is not None and self.core.wake_at <= self._now() + 1e-9:
+            instant, spins = self._spins
+            self._spins = (self.world.now, spins + 1 if self.world.now - instant < 1e-6 else 0)
+            if self._spins[1] > SPIN_LIMIT:
+                raise Violation(f"the coordinator spins: it wants to wake at {self.core.wake_at} again and again")
+            self.on(TimePassed())
+        self._set_alarm()

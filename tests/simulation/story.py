@@ -1,0 +1,361 @@
+"""One simulated run, from its seed: who takes part, how rough it gets, and how it must end.
+
+Guided tour. `Story(seed)` draws a run spec, machines and weather. `run()` lets it happen: a rough time in which everything may fail,
+then calm, in which every live peer must reach the newest version and the run must go on committing within a bounded virtual time (or,
+when it was stopped, must end with every peer gone and its model written). Whatever breaks raises Violation; `report` puts seed and
+trace into words. Neighbours: `world`, `meeting`, `machine`, `judge`.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shoal.coordinator.core import Core
+from shoal.coordinator.records import RunCreated
+from shoal.peer.engine import Engine
+from shoal.protocol.admin import GetEvents, GetPeers, GetRounds, GetStatus, Pause, Resume, Stop
+from shoal.protocol.messages import NO_VERSION, PeerId
+from shoal.protocol.spec import RunSpec
+from tests.simulation.judge import Judge
+from tests.simulation.machine import Machine
+from tests.simulation.meeting import Meeting
+from tests.simulation.values import Model
+from tests.simulation.world import CALM, Violation, Weather, World
+
+ROUNDS = 15
+ROUGH_LIMIT_S = 900.0
+CALM_LIMIT_S = 400.0
+EVENT_LIMIT = 400_000
+TOKENS_PER_SAMPLE = 16
+BURN_PAUSE_S = 40.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run."""
+
+    seed: int
+    versions: int
+    abandoned: int
+    events: int
+    virtual_s: float
+    problem: str = ""
+    trace: str = ""
+
+
+def draw_weather(chance: random.Random) -> Weather:
+    """A different kind of rough in every world: each fault is off, rare or frequent."""
+
+    def level(*levels: float) -> float:
+        return 0.0 if chance.random() < 0.4 else chance.choice(levels)
+
+    return Weather(
+        latency_s=chance.choice((0.01, 0.05, 0.2)),
+        stream_breaks_every_s=level(60, 20, 6),
+        bulk_break=level(0.01, 0.05),
+        bulk_duplicate=level(0.02, 0.2),
+        daemon_crash_every_s=level(90, 30, 10),
+        crash_in_apply=level(0.002, 0.01),
+        crash_between_effects=level(0.001, 0.005),
+        machine_loss=level(0.1, 0.5),
+        trainer_crash=level(0.02, 0.1),
+        non_finite=level(0.02, 0.1),
+        poison=level(0.003, 0.02),
+        coordinator_crash_every_s=level(120, 40, 15),
+        leave_every_s=level(90, 30),
+        join_every_s=level(60, 20),
+        operator_every_s=level(60, 20),
+        replay=level(0.01, 0.05),
+        slow=level(0.005, 0.02),
+        fetch_fails=level(0.05, 0.3),
+    )
+
+
+def draw_spec(chance: random.Random, peers: int) -> RunSpec:
+    """A run with short patience, so that every deadline comes up."""
+    steps = chance.choice((1, 2, 4))
+    batch = chance.choice((1, 2, 3))
+    few = chance.random() < 0.2
+    return RunSpec.of(
+        run={
+            "name": "simulation",
+            "min_peers": chance.choice((1, 1, 2, 3)) if peers > 3 else chance.choice((1, 1, 2)),
+            "total_tokens": (ROUNDS * peers * steps * batch * TOKENS_PER_SAMPLE) // 2 if few else 10**9,
+        },
+        train={"steps": steps, "batch": batch},
+        data={"sequence_length": TOKENS_PER_SAMPLE},
+        evaluation={"every": chance.choice((0, 1, 3, 10))},
+        state={"keep_entries": chance.choice((1, 2, 8)), "fingerprint_every": chance.choice((1, 1, 2, 3))},
+        timing={
+            "heartbeat_s": 2.0,
+            "lost_after_s": 10.0,
+            "grace_s": chance.choice((0.0, 2.0, 5.0)),
+            "gather_s": chance.choice((15.0, 60.0)),
+            "reduce_s": chance.choice((30.0, 90.0)),
+            "part_s": chance.choice((5.0, 20.0)),
+            "delivery_s": chance.choice((3.0, 10.0)),
+            "join_wait_s": chance.choice((0.0, 0.5)),
+        },
+    )
+
+
+class Story:
+    """A world with its people, and what happens to them."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        weather: Weather | None = None,
+        peers: int | None = None,
+        make_core: Callable[[RunSpec], Core] = Core,
+        make_engine: Callable[..., Engine] = Engine,
+        machine_class: type[Machine] = Machine,
+        rounds: int = ROUNDS,
+    ) -> None:
+        chance = random.Random(f"story {seed}")
+        self.rounds = rounds
+        self.world = World(seed, weather or draw_weather(chance))
+        count = peers or chance.choice((3, 3, 4, 4, 5, 6, 8, 12, 16))
+        self.model = Model(chance.choice((1, 2, 3, 4)))
+        self.spec = draw_spec(chance, count)
+        self.judge = Judge(self.world, self.model, TOKENS_PER_SAMPLE)
+        records = [RunCreated(self.spec.run.name, self.spec.to_json())]
+        self.meeting = Meeting(self.world, self.judge, list(records), lambda: make_core(self.spec))
+        self.machines: dict[PeerId, Machine] = {}
+        self.machine_class, self.make_engine = machine_class, make_engine
+        nat = chance.choice((0.0, 0.0, 0.0, 0.2))
+        self.dialable = [index < 2 or chance.random() >= nat for index in range(count + 8)]
+        for index in range(count):
+            self._add_machine(index)
+        self.burned_at = -1e9
+        self.rough = True
+
+    def _add_machine(self, index: int) -> Machine:
+        peer = f"peer{index:02d}"
+        machine = self.machine_class(
+            self.world,
+            self.judge,
+            self.meeting,
+            self.machines,
+            peer,
+            self.model,
+            self.spec.run.name,
+            self.spec.state.keep_entries,
+            TOKENS_PER_SAMPLE,
+            dialable=self.dialable[index % len(self.dialable)],
+            make_engine=self.make_engine,
+        )
+        self.machines[peer] = machine
+        return machine
+
+    # --- the run ----------------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Rough, then calm. Raises Violation."""
+        world = self.world
+        self.meeting.start()
+        for machine in self.machines.values():
+            world.after(world.random.uniform(0, 3) if world.random.random() < 0.8 else world.random.uniform(5, 60), machine.start)
+        weather = world.weather
+        for every_s, fault in (
+            (weather.stream_breaks_every_s, self._break_stream),
+            (weather.daemon_crash_every_s, self._crash_daemon),
+            (weather.coordinator_crash_every_s, self._crash_coordinator),
+            (weather.leave_every_s, self._leave),
+            (weather.join_every_s, self._join),
+            (weather.operator_every_s, self._operate),
+        ):
+            if every_s:
+                world.after(world.random.expovariate(1 / every_s), self._again, every_s, fault)
+        self._until(lambda: self.judge.version >= self.rounds or self.over, ROUGH_LIMIT_S)
+        self._calm_down()
+        self._must_go_on()
+        self._add_up()
+
+    @property
+    def over(self) -> bool:
+        """The run ended, by the journal."""
+        return self.judge.ended is not None
+
+    def _until(self, condition: Callable[[], bool], limit_s: float) -> bool:
+        """Let things happen until `condition` or for `limit_s`."""
+        end = self.world.now + limit_s
+        while not condition():
+            if not self.world.step() or self.world.now > end:
+                return condition()
+            if self.world.events > EVENT_LIMIT:
+                raise Violation(f"more than {EVENT_LIMIT} events in {self.world.now:.0f} s: something spins")
+        return True
+
+    def _calm_down(self) -> None:
+        world = self.world
+        world.note("story", "CALM", f"faults stop at version {self.judge.version}")
+        world.weather = replace(CALM, latency_s=world.weather.latency_s)
+        self.rough = False
+        self.meeting.effects_to_live = None
+        self.meeting.start()
+        if not self.over:
+            self.meeting.ask(Resume())
+        staying = [machine for machine in self.machines.values() if not machine.left]
+        if len(staying) < max(2, self.spec.run.min_peers) or not self._survives(staying):
+            staying = list(self.machines.values())
+        for machine in staying:
+            if not (machine.left and self.over):
+                machine.crash_soon(10**9)
+                world.after(world.random.uniform(0, 2), machine.start)
+
+    def _must_go_on(self) -> None:
+        """Everybody reaches the newest version and the run goes on, or ends as it should."""
+        start = self.judge.version
+        goal = start + 3
+
+        def good() -> bool:
+            if self.over:
+                return all(not machine.alive or self._cannot_finish(machine) for machine in self.machines.values())
+            return self.judge.version >= goal and all(
+                machine.vault.version >= goal - 1 for machine in self.machines.values() if machine.alive
+            )
+
+        if not self._until(good, CALM_LIMIT_S):
+            alive = {machine.peer: machine.vault.version for machine in self.machines.values() if machine.alive}
+            ended = f", ended at {self.judge.ended.version}" if self.judge.ended else ""
+            raise Violation(
+                f"no progress in {CALM_LIMIT_S:.0f} s of calm: the log went from version {start} to {self.judge.version}{ended}; "
+                f"live peers hold {alive}"
+            )
+
+    def _cannot_finish(self, machine: Machine) -> bool:
+        """It came back after everybody who held the last version had left."""
+        assert self.judge.ended is not None
+        return machine.vault.version < self.judge.ended.version and not any(
+            other.serves and other.vault.version == self.judge.ended.version for other in self.machines.values()
+        )
+
+    def _add_up(self) -> None:
+        """At the end every piece of work is where it belongs."""
+        for machine in self.machines.values():
+            self.judge.compare(machine)
+            self.judge.account(machine)
+            self.judge.nothing_is_missing(machine)
+
+    # --- faults -----------------------------------------------------------------------------------------------------------------
+
+    def _again(self, every_s: float, fault: Callable[[], None]) -> None:
+        if not self.rough:
+            return
+        fault()
+        self.world.after(self.world.random.expovariate(1 / every_s), self._again, every_s, fault)
+
+    def _pick(self) -> Machine | None:
+        alive = [machine for machine in self.machines.values() if machine.alive]
+        return self.world.random.choice(alive) if alive else None
+
+    def _break_stream(self) -> None:
+        machine = self._pick()
+        if machine is not None and machine.stream is not None:
+            self.world.note("network", "BREAKS", machine.peer)
+            machine.stream.break_down()
+
+    def _crash_daemon(self) -> None:
+        machine = self._pick()
+        if machine is None:
+            return
+        burns = self.world.chance(self.world.weather.machine_loss) and self.world.now > self.burned_at + BURN_PAUSE_S
+        if burns and self._survives([other for other in self.machines.values() if other is not machine]):
+            self.burned_at = self.world.now
+            machine.burn()
+        elif self.world.random.random() < 0.5:
+            machine.die()
+        else:
+            machine.crash_soon(self.world.random.randint(0, 5))
+        self._restart_later(machine)
+
+    def _restart_later(self, machine: Machine) -> None:
+        self.world.after(self.world.random.choice((0.2, 1.0, 3.0, 8.0, 15.0, 40.0)), self._restart, machine)
+
+    def _restart(self, machine: Machine) -> None:
+        if not machine.left and self.rough:
+            machine.start()
+
+    def _survives(self, machines: list[Machine]) -> bool:
+        """Whether these machines still have all that was committed."""
+        reachable = [machine for machine in machines if machine.address]
+        best = max((machine.vault.version for machine in reachable), default=NO_VERSION)
+        if best == NO_VERSION:
+            return self.judge.version == NO_VERSION
+        return all(
+            any(machine.vault.payload(decision.digest) is not None for machine in reachable)
+            for version in range(best + 1, self.judge.version + 1)
+            for decision in self.judge.commits[version].parts
+        )
+
+    def _crash_coordinator(self) -> None:
+        if not self.meeting.alive:
+            return
+        if self.world.random.random() < 0.3:
+            self.meeting.crash()
+        else:
+            self.meeting.effects_to_live = self.world.random.randint(0, 30)
+        self.world.after(self.world.random.choice((1.0, 3.0, 8.0, 20.0)), self._restart_coordinator)
+
+    def _restart_coordinator(self) -> None:
+        if self.meeting.alive:  # it has not reached its last effect yet
+            self.world.after(2.0, self._restart_coordinator)
+            if self.rough:
+                self.meeting.crash()
+            return
+        self.meeting.start()
+
+    def _leave(self) -> None:
+        machine = self._pick()
+        if machine is not None:
+            machine.leave()
+
+    def _join(self) -> None:
+        gone = [machine for machine in self.machines.values() if not machine.alive and machine.left]
+        if gone and self.world.random.random() < 0.6:
+            self.world.random.choice(gone).start()
+        elif len(self.machines) < 20:
+            self._add_machine(len(self.machines)).start()
+
+    def _operate(self) -> None:
+        dice = self.world.random.random()
+        if dice < 0.02:
+            self.meeting.ask(Stop())
+        elif dice < 0.3:
+            self.meeting.ask(Pause())
+            self.world.after(self.world.random.uniform(1, 20), self.meeting.ask, Resume())
+        else:
+            self.meeting.ask(self.world.random.choice((GetStatus(), GetPeers(), GetRounds(), GetEvents(), Resume())))
+
+
+def play(seed: int, tail: int = 150, **changes: Any) -> Outcome:
+    """Run one seed. A broken promise, or an exception in a core, becomes the outcome's `problem`."""
+    story = Story(seed, **changes)
+    problem = ""
+    try:
+        story.run()
+    except Violation as violation:
+        problem = str(violation)
+    except Exception as error:  # noqa: BLE001 - whatever a core raises is what the simulation is there to find
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        problem = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 2)[-1]}:{where.lineno} in {where.name})"
+    world, judge = story.world, story.judge
+    trace = world.tail(tail) if problem else ""
+    return Outcome(seed, max(0, judge.version), judge.abandoned, world.events, world.now, problem, trace)
+
+
+def report(outcome: Outcome) -> str:
+    """An outcome for people."""
+    line = (
+        f"seed {outcome.seed}: {outcome.versions} versions, {outcome.abandoned} abandoned rounds, "
+        f"{outcome.events} events in {outcome.virtual_s:.0f} virtual seconds"
+    )
+    if not outcome.problem:
+        return line
+    return f"{outcome.trace}\n\n{line}\nVIOLATION with --seed {outcome.seed}: {outcome.problem}"
