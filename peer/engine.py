@@ -401,8 +401,9 @@ class Engine:
         """Another membership: what was leased to the old one is other peers' work now, so pending work must not count twice."""
         self.session = NO_SESSION
         self.trained = 0
-        self.training, self.published, self.opened = None, None, None
-        self._wrapping = False
+        self.published, self.opened = None, None
+        self._wrap_up()
+        self._labels.clear()  # what the trainer publishes now belongs to the old membership
         self.reduction, self._have_at = None, None
         self._emit(DropPending())
 
@@ -525,13 +526,14 @@ class Engine:
     # --- the trainer ------------------------------------------------------------------------------------------------------------
 
     def _published(self, event: Published, now: float) -> None:
-        if self.training is None or event.round not in self._labels:
+        wanted = self.training is not None and event.round in self._labels
+        round_id, self.training, self._wrapping = self.training, None, False
+        self._labels.clear()
+        if not wanted:
             self.stale += 1
             self._emit(DropPending())
             self.trained = 0
             return
-        round_id, self.training, self._wrapping = self.training, None, False
-        self._labels.clear()
         self.trained = event.trained
         if self.opened is not None and self.opened.round == round_id:
             self.published, self._published_at = event, now
@@ -558,7 +560,7 @@ class Engine:
         self.newest = max(self.newest, opened.base)
         if opened.base == self.version:
             self._forget_rounds(opened.round - 1)
-        if self.training is not None and before is not None and opened.base == before.base and not self._wrapping:
+        if self._labels and before is not None and opened.base == before.base and not self._wrapping:
             self.training = opened.round
             self._labels.add(opened.round)
             self._emit(Relabel(opened.round, opened.committed_tokens, opened.expected_tokens))
