@@ -635,7 +635,8 @@ class Engine:
         reduction = self.reduction
         if reduction is None or not reduction.expects(key, peer):
             self.stale += 1
-            self._emit(Discard(key, peer))
+            if reduction is None or not reduction.waits(key, peer):  # a second copy of one that waits is the same bytes
+                self._emit(Discard(key, peer))
             return
         part = reduction.own[key.section, key.part]
         part.arrived.add(peer)

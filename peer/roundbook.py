@@ -90,6 +90,11 @@ class RoundBook:
             and peer not in part.refused
         )
 
+    def waits(self, key: PartKey, peer: PeerId) -> bool:
+        """Whether this contribution is here already, encoded, until its turn comes."""
+        part = self.own.get((key.section, key.part))
+        return part is not None and key == part.key and peer in part.arrived
+
     def is_current(self, key: PartKey, part: OwnPart) -> bool:
         """Whether a contribution is to the attempt that this peer is making."""
         return key == part.key

@@ -66,7 +66,7 @@ from shoal.peer.events import (
 )
 from shoal.protocol.messages import NO_SESSION, NO_VERSION, Contact, Envelope, Heartbeat, Hello, PartKey, PeerId, Plan, Span
 from tests.simulation import values
-from tests.simulation.meeting import SPIN_LIMIT, Meeting
+from tests.simulation.meeting import ROUNDING_S, SPIN_LIMIT, Meeting
 from tests.simulation.streams import Pipe, SessionStream
 from tests.simulation.values import Model, PartState, State, Vector
 from tests.simulation.world import Violation, World
@@ -458,7 +458,7 @@ class Machine:
     def _set_alarm(self) -> None:
         if self.engine is None or self.engine.wake_at is None:
             return
-        at = max(self.engine.wake_at - self._clock, self.world.now)
+        at = max(self.engine.wake_at - self._clock + ROUNDING_S, self.world.now)
         if self._wake is None or at < self._wake - 1e-9:
             self._wake = at
             self.later(at - self.world.now, self._alarm, at)
@@ -467,7 +467,7 @@ class Machine:
         if self._wake != at or self.engine is None:
             return
         self._wake = None
-        if self.engine.wake_at is not None and self.engine.wake_at <= self._now() + 1e-9:
+        if self.engine.wake_at is not None and self.engine.wake_at <= self._now():
             instant, spins = self._spins
             self._spins = (self.world.now, spins + 1 if self.world.now - instant < 1e-6 else 0)
             if self._spins[1] > SPIN_LIMIT:

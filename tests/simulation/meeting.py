@@ -34,6 +34,8 @@ from tests.simulation.world import Violation, World
 if TYPE_CHECKING:
     from tests.simulation.judge import Judge
 
+ROUNDING_S = 1e-6
+"""Alarms ring this late, so that two clocks' rounding never makes them early."""
 SPIN_LIMIT = 200
 """Timer events in one instant after which a core is said to spin."""
 
@@ -190,7 +192,7 @@ class Meeting:
     def _set_alarm(self) -> None:
         if self.core is None or self.core.wake_at is None:
             return
-        at = max(self.core.wake_at - self._clock, self.world.now)
+        at = max(self.core.wake_at - self._clock + ROUNDING_S, self.world.now)
         if self._wake is None or at < self._wake - 1e-9:
             self._wake = at
             self.world.after(at - self.world.now, self._alarm, self.life, at)
@@ -199,7 +201,7 @@ class Meeting:
         if life != self.life or self.core is None or self._wake != at:
             return
         self._wake = None
-        if self.core.wake_at is not None and self.core.wake_at <= self._now() + 1e-9:
+        if self.core.wake_at is not None and self.core.wake_at <= self._now():
             instant, spins = self._spins
             self._spins = (self.world.now, spins + 1 if self.world.now - instant < 1e-6 else 0)
             if self._spins[1] > SPIN_LIMIT:
