@@ -487,11 +487,11 @@ class Core:
             self._send(session, Finish(ledger.version, ledger.ended.reason))
 
     def _origin_is_open(self, session: int, said: StateReady) -> bool:
-        """Version 0 is still anybody's: nobody built it, or nobody is left who holds it."""
+        """Version 0 is still anybody's: nobody built it, or nobody is left who could hand it over."""
         origin = self.ledger.origin
         if origin is None:
             return True
-        others = [p for p in self._active() if p.session != session]
+        others = [p for p in self._active() if p.session != session and self._dialable(p.session)]
         return not others and said.root != origin.root
 
     def _rejoin_round(self, presence: Presence) -> None:
@@ -515,11 +515,12 @@ class Core:
         if self.round is not None and self.round.state is RoundState.GATHERING:
             self.round.members.discard(session)
             self.round.ready.pop(session, None)
-        if ledger.version <= 0 and not ledger.bound and not any(p.session != session for p in self._active()):
+        donors = self._contacts(session, said.failed, only_active=True)
+        may_build = ledger.members[session].address or not any(p.session != session for p in self._active())
+        if ledger.version <= 0 and not ledger.bound and not donors and may_build:
             self._build_origin(presence)
             return
         missing = range(said.version + 1, ledger.version + 1)
-        donors = self._contacts(session, said.failed, only_active=True)
         if said.version != NO_VERSION and all(version in ledger.entries for version in missing):
             contacts = donors or self._contacts(session, (), only_active=False)
             self._seekers.discard(session)
@@ -666,7 +667,7 @@ class Core:
             return Waiting(f"{more} more peer{'s' if more > 1 else ''}", len(active), need, fix)
         if not active:
             return Waiting("a first peer", 0, 1, "invite one with `shoal admin invite`, or wait")
-        if not any(self._dialable(p.session) for p in active):
+        if len(active) > 1 and not any(self._dialable(p.session) for p in active):
             return Waiting("a member that others can dial", 0, 1, "let one peer listen on an address that the others can reach")
         return Waiting()
 
@@ -832,7 +833,7 @@ class Core:
         reducers = [
             Contact(peer, ledger.members[session].address)
             for peer, session in sorted(collectors.items())
-            if self._dialable(session)
+            if len(collectors) == 1 or self._dialable(session)
         ]
         if not reducers:
             return self._abandon(round_, "no member can be dialled by the others", now)

@@ -122,6 +122,9 @@ LOCATE_PAUSE_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 FINISH_ROUND_S, LEAVE_S = 2.0, 3.5
 """How long leaving waits for the round in hand, and, in all, for the coordinator's last word."""
 
+OLD_SELF_S = 20.0
+"""How long a restarted peer is patient with a coordinator that still believes in its old connection."""
+
 EXIT_DONE, EXIT_REFUSED, EXIT_DISMISSED = 0, 3, 4
 
 
@@ -184,6 +187,7 @@ class Engine:
         self._wrapping = False
         self._published_at = 0.0
         self._hashing: int | None = None
+        self._refused_since: float | None = None
         self._offer: Donors | None = None
         self._commits: dict[int, Commit] = {}
         self._fetching_parts: set[PartKey] = set()
@@ -330,7 +334,7 @@ class Engine:
             self._welcome(body, now)
             return
         if isinstance(body, Refused):
-            self._exit(EXIT_REFUSED, f"the coordinator refused this peer: {body.reason}" + (f" — {body.fix}" if body.fix else ""))
+            self._refused(body, now)
             return
         if not self._fits(envelope):
             self.stale += 1
@@ -376,6 +380,17 @@ class Engine:
             case _:
                 self.stale += 1
 
+    def _refused(self, said: Refused, now: float) -> None:
+        """The coordinator's no is final, except right after a restart: our own old stream may still count as alive there."""
+        if said.code == "ALREADY_EXISTS" and self.session != NO_SESSION:
+            if self._refused_since is None:
+                self._refused_since = now
+                self._emit(Tell(f"waiting up to {OLD_SELF_S:g} s for the coordinator to give up this peer's old connection"))
+            if now < self._refused_since + OLD_SELF_S:
+                self._emit(HangUp())
+                return
+        self._exit(EXIT_REFUSED, f"the coordinator refused this peer: {said.reason}" + (f" — {said.fix}" if said.fix else ""))
+
     def _fits(self, envelope: Envelope) -> bool:
         """Whether a message belongs to this membership and this life of the coordinator."""
         return self.welcomed and envelope.session == self.session and envelope.term == self.term
@@ -384,7 +399,7 @@ class Engine:
         if welcome.term < self.term or not self.online:
             self.stale += 1
             return
-        self.term, self.welcomed = welcome.term, True
+        self.term, self.welcomed, self._refused_since = welcome.term, True, None
         self.spec = RunSpec.from_json(welcome.spec)
         if not welcome.resumed:
             self._new_session()
