@@ -288,18 +288,23 @@ def _validator(field: _Descriptor, name: str, kind: type) -> Callable[[Any], str
     if kind is bytes and name in _DIGESTS:
         sizes = _DIGESTS[name]
         return lambda value: "" if len(value) in sizes else f"{len(value)} bytes, not {DIGEST_BYTES}"
-    if kind is bytes or kind is str:
-        limit = _LONG.get(name, TEXT_LIMIT_BYTES if kind is str else BYTES_LIMIT)
-        # A character takes at most 4 bytes, so short texts need not be encoded to be measured.
-        size: Callable[[Any], int] = (
-            len if kind is bytes else lambda text: len(text) if 4 * len(text) <= limit else _text_size(text)
-        )
-        return lambda value: "" if size(value) <= limit else f"{size(value)} bytes; at most {limit} are allowed"
+    if kind is bytes:
+        limit = _LONG.get(name, BYTES_LIMIT)
+        return lambda value: "" if len(value) <= limit else f"{len(value)} bytes; at most {limit} are allowed"
+    if kind is str:
+        return _text_validator(_LONG.get(name, TEXT_LIMIT_BYTES))
     return lambda value: ""
 
 
-def _text_size(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
+def _text_validator(limit: int) -> Callable[[str], str]:
+    def problem(text: str) -> str:
+        try:
+            size = len(text) if text.isascii() else len(text.encode())
+        except UnicodeEncodeError:
+            return "not text that UTF-8 can carry"
+        return "" if size <= limit else f"{size} bytes; at most {limit} are allowed"
+
+    return problem
 
 
 def _enum(field: _Descriptor, kind: type[enum.Enum], where: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:

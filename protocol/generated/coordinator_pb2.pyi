@@ -560,7 +560,7 @@ class PeerView(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., session: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., silent_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., committed_tokens: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
 
 class RoundView(_message.Message):
-    __slots__ = ("round", "version", "state", "members", "contributors", "weight", "sent_bytes", "gather_s", "reduce_s", "commit_s", "reason")
+    __slots__ = ("round", "version", "state", "members", "contributors", "weight", "sent_bytes", "gather_s", "reduce_s", "commit_s", "reason", "train_s", "wait_s")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -572,6 +572,8 @@ class RoundView(_message.Message):
     REDUCE_S_FIELD_NUMBER: _ClassVar[int]
     COMMIT_S_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
     round: int
     version: int
     state: str
@@ -583,7 +585,9 @@ class RoundView(_message.Message):
     reduce_s: float
     commit_s: float
     reason: str
-    def __init__(self, round: _Optional[int] = ..., version: _Optional[int] = ..., state: _Optional[str] = ..., members: _Optional[int] = ..., contributors: _Optional[int] = ..., weight: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., gather_s: _Optional[float] = ..., reduce_s: _Optional[float] = ..., commit_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+    train_s: float
+    wait_s: float
+    def __init__(self, round: _Optional[int] = ..., version: _Optional[int] = ..., state: _Optional[str] = ..., members: _Optional[int] = ..., contributors: _Optional[int] = ..., weight: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., gather_s: _Optional[float] = ..., reduce_s: _Optional[float] = ..., commit_s: _Optional[float] = ..., reason: _Optional[str] = ..., train_s: _Optional[float] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class EventView(_message.Message):
     __slots__ = ("at", "text")
