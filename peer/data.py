@@ -3,8 +3,8 @@
 A corpus is one long string of bytes, cut in two by hashing file names: what is trained on and what is held out. A *sample* is a
 window of `length` + 1 bytes that starts every `length` bytes, so that each byte is a target exactly once; sample i is bytes
 [i * length, (i + 1) * length + 1). The run's *stream* is endless: position p is sample `shuffle(p mod samples)` of epoch
-`p // samples`, shuffled anew for every epoch by a keyed permutation that needs no memory. The coordinator leases spans of positions,
-so that no two peers train the same sample within an epoch.
+`p // samples`, shuffled anew for every epoch by a keyed permutation that needs no memory. The coordinator leases spans of
+positions, so that no two peers train the same sample within an epoch.
 
 Its one rule: what position p means depends on the run spec and the corpus only, never on the machine.
 
@@ -34,8 +34,9 @@ from shoal.protocol.spec import DataFile, RunSpec
 
 Bytes = npt.NDArray[np.uint8]
 
-SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
-"""Folders of the standard library that are not in its corpus: test data is repetitive, the others are not the library's."""
+SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "pydoc_data"})
+"""Folders of the standard library that are not in its corpus: test data is repetitive, `pydoc_data` is one huge page of the
+manual, the others are not the library's."""
 SKIPPED_PREFIXES = ("_sysconfigdata", "sitecustomize", "config-")
 """Names whose content depends on how this interpreter was built."""
 
@@ -158,7 +159,7 @@ def text_file(name: str, path: Path) -> TextFile:
             content: Bytes = np.memmap(path, dtype=np.uint8, mode="r")
         else:
             content = np.frombuffer(path.read_bytes(), dtype=np.uint8)
-        return TextFile(name, content, hashlib.sha256(memoryview(content)).digest())
+        return TextFile(name, content, hashlib.sha256(content.data).digest())
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 

@@ -1,0 +1,524 @@
+"""Daemon and trainer, two processes of one machine: what they say to each other, over a local socket, and who starts whom.
+
+    daemon (TrainerHost)                                   trainer (Link)
+      listens on a Unix socket, starts the trainer ──────►   connects
+      Configure(spec, settings) ─────────────────────────►   builds model and data
+      makes or opens the vault  ◄─────────────────────────  Built(layout, ...)     or Failed(reason): no use in trying again
+      UseVault(directory) ───────────────────────────────►   maps it
+      TrainerAttached to the engine ◄─────────────────────  Attached()
+      Train, WrapUp, EvaluateState, ... ─────────────────►
+      ◄──────────────────────────────────────────────────── Progressed, Published, EvaluationDone, ...
+
+Its one rule: tensors never pass here, they lie in the vault; a message is a frozen dataclass as JSON behind its length, and
+nothing that arrives can run code. Whoever connects is a trainer like any other, be it a process that the daemon started or
+somebody's own script; one at a time. When the daemon dies the trainer sees the end of the stream and ends; when the trainer
+dies the daemon starts another after a pause that grows.
+
+Neighbours: `trainer` is the other process, `events` the engine's vocabulary, part of which travels here as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import queue
+import socket
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import psutil
+
+from shoal.optim.layout import LayoutError, ParameterLayout
+from shoal.peer.events import (
+    BuildState,
+    EvaluateState,
+    EvaluationDone,
+    Event,
+    Export,
+    Exported,
+    OriginReady,
+    Progressed,
+    Published,
+    Relabel,
+    Train,
+    TrainerAttached,
+    TrainerLost,
+    WrapUp,
+)
+from shoal.protocol.errors import RemoteProtocolError, ShoalError
+from shoal.protocol.messages import Layout
+from shoal.protocol.plain import from_plain, to_plain
+
+MESSAGE_LIMIT_BYTES = 64 << 20
+"""A layout of a model with very many tensors is the largest message."""
+
+T = TypeVar("T")
+
+
+class TrainerError(ShoalError):
+    """The trainer cannot work here, and trying again would not help."""
+
+
+# === what they say ==============================================================================================================
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """What the volunteer decides about the trainer; nothing here changes the maths."""
+
+    device: str = "auto"
+    """"auto", "cpu", "cuda", "cuda:1", "mps"."""
+    threads: int = 0
+    """CPU threads; 0: the cores divided by the trainers on this machine."""
+    data_dir: str = ""
+    """Where the run's data files are; empty: nowhere."""
+    allowed: tuple[str, ...] = ()
+    """Packages whose model factories may run."""
+    micro_batch: int = 0
+    """Samples in one forward pass; 0: the whole batch of an inner step. Halved by itself when the device's memory does not do."""
+    export_dir: str = ""
+    """Where exported models go; empty: the folder "model" beside the trainer's log."""
+
+
+@dataclass(frozen=True)
+class Configure:
+    """Daemon: "this is the run, and this is what you may use"."""
+
+    spec: str
+    """The run spec as JSON."""
+    settings: TrainerSettings
+
+
+@dataclass(frozen=True)
+class UseVault:
+    """Daemon: "the shared memory is here"."""
+
+    directory: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Daemon: "that was all"."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """Trainer: "model and data are there; this is how the parameters lie"."""
+
+    layout: str
+    """The `ParameterLayout` as JSON."""
+    device: str
+    threads: int
+    data_fingerprint: bytes
+    training_samples: int
+    note: str = ""
+    """What the volunteer should know ("no CUDA here: training on the CPU")."""
+
+
+@dataclass(frozen=True)
+class Attached:
+    """Trainer: "the vault is mapped, I await commands"."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Trainer: "I cannot work here, for this reason; do not start me again"."""
+
+    reason: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """Trainer: "this killed me"."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class ModelWritten:
+    """Trainer: "the model is on disk, and this is what it writes"."""
+
+    where: str
+    sample: str
+
+
+ToTrainer = Configure | UseVault | Stop | Train | Relabel | WrapUp | EvaluateState | Export | BuildState
+FromTrainer = Built | Attached | Failed | Crashed | Progressed | Published | EvaluationDone | ModelWritten | OriginReady
+Command = Train | Relabel | WrapUp | EvaluateState | Export | BuildState
+"""Effects of the engine that the trainer performs."""
+
+_HEADER = struct.Struct(">I")
+
+
+def encode(message: ToTrainer | FromTrainer) -> bytes:
+    """Length (4 bytes, big endian), then JSON."""
+    body = json.dumps(to_plain(message), separators=(",", ":")).encode()
+    if len(body) > MESSAGE_LIMIT_BYTES:
+        raise TrainerError(f"a {type(message).__name__} of {len(body)} bytes exceeds the limit of {MESSAGE_LIMIT_BYTES}")
+    return _HEADER.pack(len(body)) + body
+
+
+def body_size(header: bytes) -> int:
+    """Bytes that follow this header. Raises RemoteProtocolError when that is too many."""
+    size: int = _HEADER.unpack(header)[0]
+    if size > MESSAGE_LIMIT_BYTES:
+        raise RemoteProtocolError(f"a message of {size} bytes exceeds the limit of {MESSAGE_LIMIT_BYTES}")
+    return size
+
+
+def to_trainer(body: bytes) -> ToTrainer:
+    """The message from the daemon that `body` holds. Raises RemoteProtocolError."""
+    return cast(ToTrainer, from_plain(cast(Any, ToTrainer), _plain(body)))
+
+
+def from_trainer(body: bytes) -> FromTrainer:
+    """The message from the trainer that `body` holds. Raises RemoteProtocolError."""
+    return cast(FromTrainer, from_plain(cast(Any, FromTrainer), _plain(body)))
+
+
+def _plain(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"not JSON: {error}") from error
+
+
+# === the trainer's end ==========================================================================================================
+
+
+class DaemonGone(ShoalError):
+    """The daemon closed the stream, or died."""
+
+
+class Link:
+    """The trainer's end of the socket. A thread reads, so that a daemon's death is seen during the longest step."""
+
+    def __init__(self, path: str, on_lost: Callable[[], None] | None = None) -> None:
+        """Connect. `on_lost` is called from the reading thread when the daemon is gone; without it, `receive` raises
+        DaemonGone."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(path)
+        except OSError as error:
+            self._socket.close()
+            raise DaemonGone(f"no daemon listens on {path} ({error.strerror})", "start `shoal peer join` first") from error
+        self._inbox: queue.SimpleQueue[ToTrainer | None] = queue.SimpleQueue()
+        self._next: ToTrainer | None = None
+        self._on_lost = on_lost
+        self._reader = threading.Thread(target=self._read, name="trainer-link", daemon=True)
+        self._reader.start()
+
+    def receive(self) -> ToTrainer:
+        """The next message, whenever it comes. Raises DaemonGone."""
+        if self._next is not None:
+            message, self._next = self._next, None
+            return message
+        return self._take(block=True)
+
+    def peek(self) -> ToTrainer | None:
+        """What `receive` would return at once; None when it would wait. Raises DaemonGone."""
+        if self._next is None:
+            with contextlib.suppress(queue.Empty):
+                self._next = self._take(block=False)
+        return self._next
+
+    def _take(self, block: bool) -> ToTrainer:
+        message = self._inbox.get(block)
+        if message is None:
+            self._inbox.put(None)
+            raise DaemonGone("the daemon is gone")
+        return message
+
+    def expect(self, kind: type[T]) -> T:
+        """The next message, which must be of this kind."""
+        message = self.receive()
+        if not isinstance(message, kind):
+            raise RemoteProtocolError(f"{kind.__name__} expected, the daemon said {type(message).__name__}")
+        return message
+
+    def send(self, message: FromTrainer) -> None:
+        """Say something to the daemon. Raises DaemonGone."""
+        try:
+            self._socket.sendall(encode(message))
+        except OSError as error:
+            raise DaemonGone("the daemon is gone") from error
+
+    def close(self) -> None:
+        self._on_lost = None
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._reader.join(timeout=5)
+        self._socket.close()
+
+    def _read(self) -> None:
+        try:
+            with self._socket.makefile("rb") as stream:
+                while len(header := stream.read(_HEADER.size)) == _HEADER.size:
+                    body = stream.read(body_size(header))
+                    self._inbox.put(to_trainer(body))
+        except (OSError, RemoteProtocolError) as error:
+            print(f"trainer: {error}", file=sys.stderr)
+        finally:
+            self._inbox.put(None)
+            if self._on_lost is not None:
+                self._on_lost()
+
+
+# === the daemon's end ===========================================================================================================
+
+
+@dataclass(frozen=True)
+class VaultPlace:
+    """Where the vault is that the daemon made or opened for a layout, and what the coordinator is told about that layout."""
+
+    directory: Path
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class HostCallbacks:
+    """What the daemon hands to its TrainerHost. All are called in the event loop's thread."""
+
+    emit: Callable[[Event], None]
+    """Events for the engine."""
+    open_vault: Callable[[ParameterLayout], Awaitable[VaultPlace]]
+    """Make or open the vault. A ShoalError that it raises is final."""
+    tell: Callable[[str], None]
+    """A sentence for the volunteer."""
+    fail: Callable[[ShoalError], None]
+    """The trainer cannot work here: the daemon ends with this one line."""
+
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+HEALTHY_AFTER_S = 60.0
+"""A trainer that lived this long is started again after the first pause."""
+LIVES_BEFORE_ATTACHING = 5
+"""Trainers that may die in a row before one was ready."""
+STOP_PATIENCE_S = 2.0
+
+MALLOC_THRESHOLDS = {
+    "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    "MALLOC_TRIM_THRESHOLD_": "2147483648",
+    "MALLOC_TOP_PAD_": "67108864",
+}
+"""Large buffers stay in the heap instead of being mapped and page-faulted anew each time (measured: 25 to 45 % less CPU)."""
+
+SOCKET_PATH_LIMIT = 100
+"""Unix socket paths end at 104 (macOS) or 108 (Linux) bytes."""
+
+
+class TrainerHost:
+    """Starts, restarts, commands and stops the trainer of one daemon."""
+
+    def __init__(self, directory: Path, settings: TrainerSettings, callbacks: HostCallbacks, spawn: bool = True) -> None:
+        """`directory` takes the socket and the trainer's log. Without `spawn` somebody's own script is awaited."""
+        self._directory = directory
+        export_dir = settings.export_dir or str(directory / "model")
+        self._settings = dataclasses.replace(settings, threads=settings.threads or default_threads(), export_dir=export_dir)
+        self._callbacks = callbacks
+        self._spawn = spawn
+        self._spec = ""
+        self._server: asyncio.Server | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._attached = False
+        self._over = False
+        self._reason = ""
+        self._was_ready = False
+        self._place: VaultPlace | None = None
+        self._temporary: Path | None = None
+
+    @property
+    def socket_path(self) -> Path:
+        """Where trainers connect."""
+        path = self._directory / "trainer.sock"
+        if len(os.fsencode(path)) > SOCKET_PATH_LIMIT:
+            if self._temporary is None:
+                self._temporary = Path(tempfile.mkdtemp(prefix="shoal-"))
+            path = self._temporary / "trainer.sock"
+        return path
+
+    @property
+    def log_path(self) -> Path:
+        """What the trainer prints."""
+        return self._directory / "trainer.log"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the trainer that this host started, while it lives."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def start(self, spec: bytes) -> None:
+        """Listen, and start the trainer (StartTrainer). Returns at once; TrainerAttached follows. A second call changes
+        nothing."""
+        if self._server is not None:
+            return
+        self._spec = spec.decode()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        path = self.socket_path
+        path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, path)
+        os.chmod(path, 0o600)
+        if self._spawn:
+            self._keeper = asyncio.create_task(self._keep_running(), name="trainer-keeper")
+        else:
+            self._callbacks.tell(f"waiting for a trainer to attach to {path}")
+
+    def perform(self, command: Command) -> bool:
+        """Hand a command to the trainer. False when none is attached: TrainerLost came already, or follows."""
+        if self._writer is None or not self._attached:
+            return False
+        self._writer.write(encode(command))
+        return True
+
+    async def close(self) -> None:
+        """End the trainer and the socket. The trainer has STOP_PATIENCE_S seconds to go by itself."""
+        self._over = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        if self._writer is not None:
+            with contextlib.suppress(OSError):
+                self._writer.write(encode(Stop()))
+                self._writer.close()
+        await self._end_process()
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+        self.socket_path.unlink(missing_ok=True)
+        if self._temporary is not None:
+            self._temporary.rmdir()
+
+    # --- the process --------------------------------------------------------------------------------------------------------------
+
+    async def _keep_running(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s, unready = FIRST_PAUSE_S, 0
+        while True:
+            started, self._reason, self._was_ready = loop.time(), "", False
+            with open(self.log_path, "ab") as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "shoal.peer.trainer", "--socket", str(self.socket_path)),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=os.environ | MALLOC_THRESHOLDS,
+                    start_new_session=True,  # the terminal's Ctrl-C is for the daemon, which decides what it means
+                )
+            code = await self._process.wait()
+            self._lost(self._reason or describe_exit(code))
+            if self._over:
+                return
+            unready = 0 if self._was_ready else unready + 1
+            if unready == LIVES_BEFORE_ATTACHING:
+                reason = f"the trainer died {unready} times before it was ready: {self._reason}"
+                self._give_up(TrainerError(reason, f"see {self.log_path}"))
+                return
+            pause_s = FIRST_PAUSE_S if loop.time() - started > HEALTHY_AFTER_S else pause_s
+            self._callbacks.tell(f"the trainer ended ({self._reason}); starting it again in {pause_s:g} s")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _end_process(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        for end in (process.terminate, process.kill):
+            try:
+                await asyncio.wait_for(process.wait(), STOP_PATIENCE_S)
+                return
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    end()
+        await process.wait()
+
+    # --- the conversation ---------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._writer is not None or self._over:
+            writer.close()
+            return
+        self._writer = writer
+        try:
+            writer.write(encode(Configure(self._spec, self._settings)))
+            while True:
+                body = await reader.readexactly(body_size(await reader.readexactly(_HEADER.size)))
+                message = from_trainer(body)
+                await self._hear(message, writer)
+        except (asyncio.IncompleteReadError, OSError):
+            self._lost(self._reason or "it closed its connection")
+        except ShoalError as error:
+            self._lost(str(error))
+        finally:
+            writer.close()
+
+    async def _hear(self, message: FromTrainer, writer: asyncio.StreamWriter) -> None:
+        match message:
+            case Built():
+                if message.note:
+                    self._callbacks.tell(message.note)
+                try:
+                    self._place = place = await self._callbacks.open_vault(ParameterLayout.from_json(message.layout))
+                except LayoutError as error:
+                    raise RemoteProtocolError(f"the trainer's layout: {error}") from error
+                except ShoalError as error:
+                    self._give_up(error)
+                    return
+                writer.write(encode(UseVault(str(place.directory))))
+            case Attached():
+                if self._place is None:
+                    raise RemoteProtocolError("the trainer attached before it was given a vault")
+                self._attached = self._was_ready = True
+                self._callbacks.emit(TrainerAttached(self._place.layout))
+            case Failed():
+                self._give_up(TrainerError(message.reason, message.fix))
+            case Crashed():
+                self._reason = message.reason
+            case ModelWritten():
+                self._callbacks.tell(f"the model writes:\n{message.sample}")
+                self._callbacks.emit(Exported(message.where))
+            case Progressed() | Published() | EvaluationDone() | OriginReady():
+                self._callbacks.emit(message)
+
+    def _lost(self, reason: str) -> None:
+        """The trainer is gone; say so once."""
+        self._reason = reason
+        self._writer = None
+        if self._attached:
+            self._attached = False
+            if not self._over:
+                self._callbacks.emit(TrainerLost(reason))
+
+    def _give_up(self, error: ShoalError) -> None:
+        if not self._over:
+            self._over = True
+            self._callbacks.fail(error)
+
+
+def default_threads() -> int:
+    """Cores that this process may use, divided by the trainers on the machine, the new one included."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    running = 0
+    for process in psutil.process_iter(["cmdline"]):
+        running += "shoal.peer.trainer" in (process.info["cmdline"] or ())
+    return max(1, cores // (running + 1))
+
+
+def describe_exit(code: int) -> str:
+    """What an exit status means, in words."""
+    if code >= 0:
+        return f"it exited with status {code}"
+    return "it was killed (SIGKILL), perhaps for lack of memory" if code == -9 else f"it was killed by signal {-code}"

@@ -1,0 +1,78 @@
+"""A trained model on disk: `model.safetensors` and `config.json`, loadable by Hugging Face's transformers, and a sample of what
+it writes.
+
+Its one rule: a file is there whole or not at all. Each is written beside its place, forced to disk and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from shoal.peer.task import Task
+from shoal.protocol.errors import ShoalError
+
+SAMPLE_PROMPT = b"def "
+SAMPLE_BYTES = 160
+
+
+class ExportError(ShoalError):
+    """The model could not be written."""
+
+
+def export(task: Task, directory: Path, version: int) -> Path:
+    """Write the module's present parameters as version `version` of the run. Returns `directory`. Raises ExportError."""
+    weights = save(named_tensors(task.module), metadata={"format": "pt", "shoal_version": str(version)})
+    config = json.dumps(task.config(), indent=2).encode() + b"\n"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_whole(directory / "config.json", config)
+        write_whole(directory / "model.safetensors", weights)
+    except OSError as error:
+        reason = f"the model cannot be written to {directory}: {error.strerror}"
+        raise ExportError(reason, "free some disk space, or choose another directory") from error
+    return directory
+
+
+def named_tensors(module: torch.nn.Module) -> dict[str, Tensor]:
+    """What the module saves, by name, contiguous on the CPU; tied weights once, under their first name."""
+    tensors: dict[str, Tensor] = {}
+    seen: set[tuple[int, torch.Size]] = set()
+    for name, tensor in module.state_dict().items():
+        place = (tensor.data_ptr(), tensor.shape)
+        if tensor.numel() and place in seen:
+            continue
+        seen.add(place)
+        tensors[name] = tensor.detach().cpu().contiguous()
+    return tensors
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Put `content` at `path` atomically and durably."""
+    partial = path.with_name(f".{path.name}.partial")
+    with open(partial, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def sample_text(task: Task, device: torch.device, context: int, seed: int = 0, temperature: float = 0.8) -> str:
+    """SAMPLE_BYTES bytes that continue SAMPLE_PROMPT, drawn at `temperature` from the module, as text. `context`: the longest
+    input."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = list(SAMPLE_PROMPT)
+    was_training = task.module.training
+    task.module.eval()
+    with torch.no_grad():
+        for _ in range(SAMPLE_BYTES):
+            logits = task.logits(torch.tensor([tokens[-context:]], device=device))[0, -1, :256].float().cpu()
+            chances = torch.softmax(logits / temperature, dim=-1)
+            tokens.append(int(torch.multinomial(chances, 1, generator=generator)))
+    task.module.train(was_training)
+    return bytes(tokens).decode(errors="replace")

@@ -1,0 +1,401 @@
+"""The trainer: the process that computes. This file is the whole story, top to bottom:
+
+    load      local := shared - pending              the vault's shared state, without what this peer did and nobody has
+    committed yet step      forward, backward, clip, AdamW         H times, at a rate that depends on committed progress only
+    publish   delta := base - local                  into the vault, whole or not at all wait      the daemon and its peers
+    average the deltas and move the shared state; then again
+
+Rule 1: nothing that is not finite is ever published. A loss, gradient or delta that is not ends the peer's round with weight 0:
+local progress and moments are dropped and the next round starts from the shared state, so that a poisoned batch does not become
+a poisoned model. Rule 2: parameters are fp32, and neither micro-batches nor the device's memory change the maths of the run's
+batch.
+
+There is no network here. Commands come from the daemon over `attach.Link`, tensors lie in the vault, and when the daemon dies
+this process ends. Neighbours: `attach` (the conversation), `vault` (shared memory), `task` (the model), `data` (which samples).
+
+    python -m shoal.peer.trainer --socket PATH       what the daemon runs
+    shoal.peer.trainer.attach(PATH, task=my_task)    the same from somebody's own script
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import assert_never
+
+import torch
+
+from shoal.optim.inner import inner_optimizer, inner_step, rewarm_factor
+from shoal.optim.layout import ParameterLayout
+from shoal.optim.schedule import Schedule, learning_rate
+from shoal.peer.attach import (
+    Attached,
+    Built,
+    Configure,
+    Crashed,
+    DaemonGone,
+    Failed,
+    Link,
+    ModelWritten,
+    Stop,
+    TrainerError,
+    TrainerSettings,
+    UseVault,
+)
+from shoal.peer.data import Corpus, batches, open_corpus
+from shoal.peer.evaluate import evaluate
+from shoal.peer.events import (
+    BuildState,
+    EvaluateState,
+    EvaluationDone,
+    Export,
+    OriginReady,
+    Progressed,
+    Published,
+    Relabel,
+    Train,
+    WrapUp,
+)
+from shoal.peer.export import export, sample_text
+from shoal.peer.task import Task, build_task
+from shoal.peer.vault import Vault
+from shoal.protocol.errors import LocalProtocolError, ShoalError
+from shoal.protocol.spec import RunSpec
+
+MakeTask = Callable[[RunSpec], Task]
+
+PROGRESS_EVERY_S = 0.5
+STATE_PATIENCE_S = 30.0
+"""How long a load waits for the daemon to finish changing the shared state."""
+
+
+class Trainer:
+    """Model, inner optimizer and data of one peer, and what its daemon can ask of them."""
+
+    def __init__(self, spec: RunSpec, settings: TrainerSettings, make_task: MakeTask, corpus: Corpus, device: torch.device) -> None:
+        self.spec, self.settings, self.make_task, self.corpus, self.device = spec, settings, make_task, corpus, device
+        self.task = make_task(spec)
+        self.task.module.to(device)
+        self.layout = ParameterLayout.of(self.task.module)
+        self.schedule = schedule_of(spec)
+        self.optimizer, self.optimizer_steps = optimizer_of(self.task.module, spec), 0
+        self.micro_batch = settings.micro_batch or spec.train.batch
+        self.base = torch.empty(self.layout.values)
+        self.local = torch.empty(self.layout.values)
+        self.steps = 0
+
+    # --- one round --------------------------------------------------------------------------------------------------------------
+
+    def train(self, order: Train, link: Link, vault: Vault) -> Published:
+        """Train the order's samples, or as many as the daemon leaves time for, and publish the pseudo-gradient."""
+        self.load(vault, order.base)
+        score = Score(self.spec.data.sequence_length, time.perf_counter())
+        stream = batches(self.corpus.training, order.lease, order.trained, order.quota, self.spec.train.batch, self.spec.run.seed)
+        for samples in stream:
+            order, wrap_up = listen(link, order)
+            if wrap_up:
+                break
+            rate = self.rate(order, score.samples + len(samples))  # the step being taken included
+            loss, norm = self.step(samples, rate)
+            if not math.isfinite(loss) or not math.isfinite(norm):
+                return self.give_up(order, vault, score, f"loss {loss}, gradient norm {norm} in step {score.steps + 1}")
+            score.add(len(samples), loss)
+            if score.due():
+                link.send(Progressed(self.steps, score.loss, score.tokens_per_s))
+
+        order, _ = listen(link, order)  # the round may have got another name during the last step
+        delta = vault.begin_publish()
+        torch.sub(self.base, self.layout.gather(self.task.module, self.local), out=delta)
+        if trouble := self.layout.describe_non_finite(delta):
+            return self.give_up(order, vault, score, trouble)
+        trained = order.trained + score.samples
+        vault.publish(order.round, trained)
+        weight = trained * self.spec.data.sequence_length
+        return Published(order.round, trained, weight, score.steps, score.loss, score.seconds)
+
+    def load(self, vault: Vault, version: int) -> None:
+        """local := shared - pending. The base is kept, so that publishing does not depend on what the vault holds by then."""
+        deadline = time.monotonic() + STATE_PATIENCE_S
+        while vault.read_theta(version, self.base) is None or vault.read_local(version, self.local) is None:
+            if time.monotonic() > deadline or (not vault.changing and vault.version != version):
+                raise LocalProtocolError(f"told to train from version {version}, but the vault holds version {vault.version}")
+            time.sleep(0.005)
+        self.layout.scatter(self.local, self.task.module)
+
+    def rate(self, order: Train, own: int) -> float:
+        """Learning rate of the step after which this peer has trained `own` samples of its quota in this round."""
+        length = self.spec.data.sequence_length
+        rate = learning_rate(self.schedule, order.committed_tokens, order.expected_tokens, own * length, order.quota * length)
+        return rate * rewarm_factor(self.optimizer_steps, self.spec.train.rewarm)
+
+    def step(self, samples: torch.Tensor, rate: float) -> tuple[float, float]:
+        """One inner step on the run's batch (batch, length + 1). Returns the mean loss and the gradient's norm before clipping;
+        nothing moved if either is not finite."""
+        module, clip_norm = self.task.module, self.spec.train.clip_norm
+        try:
+            found = inner_step(module, self.optimizer, lambda: self.batch_loss(samples), rate, clip_norm)
+        except NoTargets:
+            return 0.0, 0.0
+        except torch.OutOfMemoryError:
+            if self.micro_batch == 1:
+                raise
+            self.micro_batch = max(1, min(self.micro_batch, len(samples)) // 2)
+            print(f"trainer: out of memory; going on with micro-batches of {self.micro_batch} samples", file=sys.stderr)
+            return self.step(samples, rate)
+        self.steps += 1
+        self.optimizer_steps += 1
+        return found
+
+    def batch_loss(self, samples: torch.Tensor) -> torch.Tensor:
+        """Mean loss over all targets of the batch. All micro-batches but the last have left their gradients already, rightly
+        scaled."""
+        *earlier, last = torch.split(samples.to(self.device), self.micro_batch)
+        done, targets = torch.zeros((), device=self.device), 0
+        for micro in earlier:
+            loss, some = self.task.loss(micro)
+            loss.backward()  # type: ignore[no-untyped-call]
+            done, targets = done + loss.detach(), targets + some
+        loss, some = self.task.loss(last)
+        targets += some
+        if not targets:
+            raise NoTargets
+        if earlier:
+            for parameter in self.task.module.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(targets)
+        return (loss + done) / targets
+
+    def give_up(self, order: Train, vault: Vault, score: Score, trouble: str) -> Published:
+        """Drop local progress, pending included, and the moments; publish zeros of weight 0 and say why."""
+        vault.begin_publish().zero_()
+        vault.publish(order.round, 0)
+        self.optimizer, self.optimizer_steps = optimizer_of(self.task.module, self.spec), 0
+        return Published(order.round, 0, 0, score.steps, 0.0, score.seconds, trouble)
+
+    # --- between rounds -----------------------------------------------------------------------------------------------------------
+
+    def build_origin(self, vault: Vault) -> OriginReady:
+        """Write version 0, the seeded initialisation, into the vault."""
+        self.layout.gather(self.make_task(self.spec).module, vault.begin_origin())
+        vault.finish_origin()
+        return OriginReady(vault.root())
+
+    def evaluate(self, vault: Vault, version: int) -> EvaluationDone:
+        """Held-out bits per byte of the shared state at `version`, if the vault still has it."""
+        if vault.read_theta(version, self.local) is None:
+            return EvaluationDone(version, 0.0, 0)
+        self.layout.scatter(self.local, self.task.module)
+        found = evaluate(self.task, self.corpus.heldout, self.spec.evaluation.samples, self.micro_batch, self.device)
+        return EvaluationDone(version, found.bits_per_byte if found.tokens else 0.0, found.tokens)
+
+    def export(self, vault: Vault, version: int) -> ModelWritten:
+        """Write the shared state at `version` as a model."""
+        if vault.read_theta(version, self.local) is None:
+            raise LocalProtocolError(f"told to export version {version}, but the vault holds version {vault.version}")
+        self.layout.scatter(self.local, self.task.module)
+        where = export(self.task, Path(self.settings.export_dir), version)
+        return ModelWritten(str(where), sample_text(self.task, self.device, self.spec.data.sequence_length))
+
+
+@dataclass
+class Score:
+    """What a round amounts to so far."""
+
+    sample_tokens: int
+    started: float
+    steps: int = 0
+    samples: int = 0
+    total_loss: float = 0.0
+    told: float = 0.0
+
+    def add(self, samples: int, loss: float) -> None:
+        self.steps += 1
+        self.samples += samples
+        self.total_loss += samples * loss
+
+    def due(self) -> bool:
+        """Whether it is time to tell the daemon; true at most every PROGRESS_EVERY_S seconds."""
+        now = time.perf_counter()
+        if now - self.told < PROGRESS_EVERY_S:
+            return False
+        self.told = now
+        return True
+
+    @property
+    def loss(self) -> float:
+        """Mean over the round's samples, nats per token."""
+        return self.total_loss / self.samples if self.samples else 0.0
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.samples * self.sample_tokens / max(self.seconds, 1e-9)
+
+
+class NoTargets(Exception):
+    """A batch without a single target: it contributes nothing."""
+
+
+class Stopped(Exception):
+    """The daemon said stop."""
+
+
+class Superseded(Exception):
+    """The daemon gave another order while this one was being carried out: what it began with is void."""
+
+
+def listen(link: Link, order: Train) -> tuple[Train, bool]:
+    """What the daemon said during the last step: the order, under another label perhaps, and whether to stop here. Never waits.
+
+    Raises Superseded for a new order, which stays the next thing to be heard, and Stopped.
+    """
+    wrap_up = False
+    while (message := link.peek()) is not None:
+        match message:
+            case Relabel(round_id, committed, expected):
+                order = dataclasses.replace(order, round=round_id, committed_tokens=committed, expected_tokens=expected)
+            case WrapUp():
+                wrap_up = True
+            case Stop():
+                raise Stopped
+            case Train():
+                raise Superseded
+            case _:
+                return order, wrap_up  # its turn comes after this round
+        link.receive()
+    return order, wrap_up
+
+
+def optimizer_of(module: torch.nn.Module, spec: RunSpec) -> torch.optim.Optimizer:
+    """The run's inner optimizer, without moments."""
+    train = spec.train
+    betas = (train.beta1, train.beta2)
+    return inner_optimizer(module, train.inner, betas=betas, eps=train.eps, weight_decay=train.weight_decay)
+
+
+def schedule_of(spec: RunSpec) -> Schedule:
+    """The run's learning rate over its tokens."""
+    train = spec.train
+    return Schedule(train.lr, spec.run.total_tokens, train.warmup_fraction, train.final_lr_fraction, train.schedule)
+
+
+# === start and end of the process ===============================================================================================
+
+
+def serve(link: Link, make_task: MakeTask | None = None) -> None:
+    """Do what the daemon says until it says stop. `make_task` replaces the model that the run spec names."""
+    configure = link.expect(Configure)
+    spec, settings = RunSpec.from_json(configure.spec.encode()), configure.settings
+    device, note = choose_device(settings.device)
+    torch.set_num_threads(settings.threads)
+    corpus = open_corpus(spec, Path(settings.data_dir) if settings.data_dir else None)
+    trainer = Trainer(spec, settings, make_task or (lambda spec: build_task(spec, settings.allowed)), corpus, device)
+    link.send(Built(trainer.layout.to_json(), str(device), settings.threads, corpus.fingerprint, corpus.training.samples, note))
+    vault = Vault.attach(Path(link.expect(UseVault).directory))
+    link.send(Attached())
+    while True:
+        match link.receive():
+            case Train() as order:
+                with contextlib.suppress(Superseded):
+                    link.send(trainer.train(order, link, vault))
+            case BuildState():
+                link.send(trainer.build_origin(vault))
+            case EvaluateState(version):
+                link.send(trainer.evaluate(vault, version))
+            case Export(version):
+                link.send(trainer.export(vault, version))
+            case Relabel() | WrapUp():
+                pass  # crossed our Published on the way
+            case Stop():
+                return
+            case Configure() | UseVault() as unexpected:
+                raise LocalProtocolError(f"the daemon said {type(unexpected).__name__} twice")
+            case never:
+                assert_never(never)
+
+
+def choose_device(name: str) -> tuple[torch.device, str]:
+    """The device, and what the volunteer should know about the choice. Raises TrainerError when it is not there."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda"), f"training on {torch.cuda.get_device_name()}"
+        return torch.device("cpu"), "no CUDA device here: training on the CPU"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise TrainerError(f"there is no device {name!r}", "use --device auto, cpu or cuda") from error
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there.get(device.type, False):
+        reason = f"--device {name}: this machine, or its PyTorch {torch.__version__}, has no {device.type}"
+        raise TrainerError(reason, "use --device cpu or auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise TrainerError(f"--device {name}: there are {torch.cuda.device_count()} CUDA devices", "count from 0")
+    return device, ""
+
+
+def attach(socket_path: str, task: MakeTask | None = None) -> None:
+    """Train for the daemon that listens on `socket_path`, with the run's own model or one of yours, until the daemon says stop.
+
+    Raises DaemonGone when the daemon ends first.
+    """
+    link = Link(socket_path)
+    try:
+        run(link, task)
+    finally:
+        link.close()
+
+
+def run(link: Link, make_task: MakeTask | None = None) -> None:
+    """`serve`, and tell the daemon what went wrong. The one supervisor of this process: whatever it catches is reported and
+    raised."""
+    try:
+        serve(link, make_task)
+    except Stopped:
+        return
+    except DaemonGone:
+        raise
+    except LocalProtocolError as error:
+        link.send(Crashed(str(error)))
+        raise
+    except ShoalError as error:
+        link.send(Failed(error.message, error.fix))
+        raise
+    except Exception as error:
+        link.send(Crashed(f"{type(error).__name__}: {error}".splitlines()[0]))
+        raise
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m shoal.peer.trainer", description="The compute process of a shoal peer.")
+    parser.add_argument("--socket", required=True, help="where the daemon listens")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which decides what it means
+    link = Link(arguments.socket, on_lost=lambda: os._exit(0))  # even in the middle of an endless step
+    try:
+        run(link)
+    except DaemonGone:
+        return 0
+    except ShoalError as error:
+        print(f"trainer: {error}", file=sys.stderr)
+        return 1
+    except Exception:  # noqa: BLE001
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
