@@ -3,9 +3,9 @@
 A part is a range of a flat fp32 vector. Its *spans* are the lengths of the runs in it that lie in one tensor each; a codec's blocks
 start anew at every span and never cross one, so that a part can be decoded without knowing where in the model it lies.
 
-Rule 1: `decode(payload)` depends on the bytes alone: not on threads, slices, alignment or the machine. It is one integer-to-float
-conversion and one fp32 multiplication per value, and neither its scales nor its values are ever denormal, so that not even a
-processor that flushes denormals to zero differs. `decode_add` with weight 1 into zeros gives the same bits.
+Rule 1: `decode(payload)` depends on the bytes alone: not on threads, slices, alignment or the machine. It is a conversion of each
+value and at most one fp32 multiplication; int8 never makes a denormal number, so that not even a processor that flushes those to zero
+differs. `decode_add` with weight 1 into zeros gives the same bits.
 Rule 2: what is not finite does not pass, in either direction. The limits below leave room for a sum of contributions: 2**15 values
 of `LARGEST_CONTRIBUTION` times `LARGEST_WEIGHT` are still finite in fp32, so that no accepted contribution can spoil the others'.
 Rule 3: all or nothing. A call that raises `CodecError` has changed no output.
@@ -248,7 +248,7 @@ class Cast:
     """Every value in another dtype, rounded to nearest even. fp32 is exact; values that fp16 cannot hold (beyond 65504) are
     refused.
 
-    Numbers that are denormal in fp32 travel as they are, in fp32 and bf16.
+    Zero has no sign after decoding. Numbers that are denormal in fp32 travel as they are, in fp32 and bf16.
     """
 
     version = 1
@@ -282,7 +282,7 @@ class Cast:
     def decode(self, payload: Payload, spans: tuple[int, ...], out: Tensor | None = None) -> Tensor:
         out = _output(out, sum(spans))
         source = self._read(payload, spans, LARGEST_DECODED)
-        return out.copy_(source)
+        return out.copy_(source).add_(0.0)  # -0 becomes 0, as in a sum
 
     def decode_add(self, payload: Payload, spans: tuple[int, ...], into: Tensor, weight: float) -> None:
         total = sum(spans)
