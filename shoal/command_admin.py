@@ -188,6 +188,7 @@ def _round_lines(listed: Sequence[admin.RoundView]) -> list[str]:
             f"{entry.contributors}/{entry.members}",
             amount(entry.weight),
             byte_count(entry.sent_bytes),
+            f"{entry.train_s / (entry.train_s + entry.wait_s):.0%}" if entry.train_s > 0 else "",
             f"{entry.gather_s:.2f}",
             f"{entry.reduce_s:.2f}",
             f"{entry.commit_s:.2f}",
@@ -195,7 +196,7 @@ def _round_lines(listed: Sequence[admin.RoundView]) -> list[str]:
         )
         for entry in listed
     ]
-    heads = ("round", "version", "state", "in", "tokens", "sent", "gather s", "reduce s", "commit s", "reason")
+    heads = ("round", "version", "state", "in", "tokens", "sent", "training", "gather s", "reduce s", "commit s", "reason")
     return columns(heads, rows) if rows else ["no rounds yet"]
 
 

@@ -88,22 +88,18 @@ def init(
 
 def _create(directory: Path, plan: RunPlan, listen: str, enrol_listen: str, advertise: str) -> None:
     from shoal import rundirs
-    from shoal.failures import SettingsError
-
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise SettingsError(f"{directory} exists and is not empty", "name a new directory, or serve the run that is in it")
     from shoal.coordinator.setup import init as make
-    from shoal.protocol.spec import example_toml
 
     invite = make(directory, plan.spec, listen=listen, enrol_listen=enrol_listen, advertise=advertise)
-    (directory / rundirs.SPEC_FILE).write_text(example_toml(plan.spec), encoding="utf-8")
     rundirs.remember(directory)
-    for line in summary(directory, plan, invite):
+    for line in summary(directory, plan, invite.line()):
         typer.echo(line)
 
 
 def summary(directory: Path, plan: RunPlan, invite: str) -> list[str]:
     """What an operator should know after `init`, and the next commands."""
+    from shoal import rundirs
+    from shoal.coordinator.setup import FIRST_HOURS, FIRST_USES
     from shoal.panel import amount
 
     spec = plan.spec
@@ -112,12 +108,12 @@ def summary(directory: Path, plan: RunPlan, invite: str) -> list[str]:
         f"run {spec.run.name!r} is made in {directory}",
         f"  {amount(spec.run.total_tokens)} tokens: about {plan.rounds} rounds of {spec.train.steps} steps with {plan.peers} "
         f"peer{'s' if plan.peers > 1 else ''}; it waits while there are fewer than {spec.run.min_peers}",
-        f"  every setting, with what it means, is in {directory / 'run.toml'} (it is fixed now)",
+        f"  every setting, with what it means, is in {directory / rundirs.SPEC_FILE} (it is fixed now)",
         "",
         "start the coordinator:",
         f"  shoal coordinator serve {directory}",
         "",
-        "give this line to whoever shall join (10 uses within 24 hours; more with `shoal admin invite`):",
+        f"give this line to whoever shall join ({FIRST_USES} uses within {FIRST_HOURS:g} hours; more with `shoal admin invite`):",
         f"  shoal peer join{data} {invite}",
     ]
 

@@ -128,7 +128,7 @@ class Demo:
         swarm = self._swarm
         swarm.create()
         swarm.start_coordinator()
-        self._audience.say(f"coordinator on port {swarm.session_port}")
+        self._audience.say(f"the coordinator listens on {swarm.address}")
         swarm.ask(Pause())
         for number in range(1, PEERS + 1):
             swarm.add_peer(f"peer-{number}")
@@ -218,7 +218,8 @@ class Demo:
         classic = sum(data_parallel_bytes(values, entry.contributors, STEPS) for entry in committed)
         saving = classic / sent if sent else 0.0
         wall = seen.finished_at - seen.started_at
-        training = sum(entry.gather_s for entry in committed)
+        trained = sum(entry.train_s for entry in committed)
+        spent = trained + sum(entry.wait_s for entry in committed)
         lost = status.version - len({entry.version for entry in committed}) + seen.went_back
         digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in models.values()}
         expected = {name for name in self._swarm.peers if name != seen.killed}
@@ -232,7 +233,9 @@ class Demo:
                 f"{byte_count(sent)}, {saving:.0f}x less than per-step fp32 ({byte_count(classic)})",
                 saving >= LEAST_SAVING,
             ),
-            Result("utilisation (time spent training)", f"{training / wall:.0%}" if wall > 0 else "none"),
+            Result(
+                "utilisation (share of the peers' time spent training)", f"{trained / spent:.0%}" if spent > 0 else "not reported"
+            ),
             Result(
                 f"{seen.killed} killed: next whole round after",
                 duration(seen.recovered_at - seen.killed_at) if seen.recovered_at else "never",

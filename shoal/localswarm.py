@@ -8,9 +8,8 @@ story; the tests use the same class, so that what the demo relies on is what the
 from __future__ import annotations
 
 import shutil
-import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -28,18 +27,6 @@ COORDINATOR_START_S = 30.0
 POLL_S = 0.1
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listened on a moment ago; all different."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind((LOOPBACK, 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
-
-
 class LocalSwarm:
     """One run's coordinator and peers, below `directory`. A context manager: leaving it ends all of them."""
 
@@ -50,11 +37,12 @@ class LocalSwarm:
         self.run_directory = directory / "coordinator"
         self.spec = spec
         self.peer_words = tuple(peer_words)
-        self.environment = environment
-        self.session_port, self.enrol_port = free_ports(2)
+        self.environment = dict(environment or {})
         self.coordinator: Child | None = None
         self.peers: dict[str, Child] = {}
         self.invite = ""
+        self.address = ""
+        """Where the coordinator listens for members, once the run is made."""
         self._ended: list[Child] = []
 
     def __enter__(self) -> LocalSwarm:
@@ -67,13 +55,9 @@ class LocalSwarm:
         """Make the run's keys and its invite."""
         from shoal.coordinator.setup import init
 
-        self.invite = init(
-            self.run_directory,
-            self.spec,
-            listen=f"{LOOPBACK}:{self.session_port}",
-            enrol_listen=f"{LOOPBACK}:{self.enrol_port}",
-            advertise=LOOPBACK,
-        )
+        anywhere = f"{LOOPBACK}:0"
+        invite = init(self.run_directory, self.spec, listen=anywhere, enrol_listen=anywhere, advertise=LOOPBACK)
+        self.invite, self.address = invite.line(), invite.session_addresses[0]
 
     def start_coordinator(self) -> Child:
         """Start it, again if need be, and wait until it answers."""
@@ -84,7 +68,7 @@ class LocalSwarm:
         self.wait_for(self._answers, COORDINATOR_START_S, "the coordinator to answer")
         return self.coordinator
 
-    def add_peer(self, name: str, *words: str, invite: str | None = None) -> Child:
+    def add_peer(self, name: str, *words: str, invite: str | None = None, environment: Mapping[str, str] | None = None) -> Child:
         """Start a peer. A name that was used before comes back with its identity and its local copy."""
         if name in self.peers:
             self._ended.append(self.peers[name])
@@ -96,7 +80,8 @@ class LocalSwarm:
             *self.peer_words,
             *words,
         )
-        self.peers[name] = Child(name, command, self.directory / f"{name}.log", self.environment)
+        surroundings = {**self.environment, **(environment or {})}
+        self.peers[name] = Child(name, command, self.directory / f"{name}.log", surroundings)
         return self.peers[name]
 
     def state_of(self, name: str) -> Path:

@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shoal.localswarm import free_ports
 from shoal.processes import Child, end
 from shoal.workplace import interrupted_by_signals, workplace
 
@@ -103,7 +102,3 @@ def test_sigterm_tidies_up_like_ctrl_c() -> None:
         work()
     assert not seen[0].exists()
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_free_ports_are_different() -> None:
-    assert len(set(free_ports(50))) == 50

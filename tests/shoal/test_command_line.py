@@ -140,7 +140,7 @@ def test_verbose_shows_the_traceback_wherever_it_stands() -> None:
 
 def test_an_init_directory_that_is_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "precious").write_text("keep me")
-    assert cli.run(["coordinator", "init", str(tmp_path)], verbose=False) == 2
+    assert cli.run(["coordinator", "init", str(tmp_path)], verbose=False) == 5
     assert "not empty" in capsys.readouterr().err
     assert (tmp_path / "precious").read_text() == "keep me"
 

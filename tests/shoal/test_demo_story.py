@@ -62,7 +62,7 @@ class ScriptedSwarm:
     """A version whose round is missing from the history."""
     odd_one: str = ""
     """A peer that ends with other bytes."""
-    session_port: int = 1
+    address: str = "127.0.0.1:1"
     version: int = 0
     resumed: bool = False
     peers: dict[str, ScriptedChild] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class ScriptedSwarm:
 
     def round(self, version: int) -> RoundView:
         sent = data_parallel_bytes(VALUES, 4, story.STEPS) // 119
-        return RoundView(version, version, "committed", 4, 4, 100, sent, 0.01, 0.0, 0.0, "")
+        return RoundView(version, version, "committed", 4, 4, 100, sent, 9.0, 1.0, 0.01, 0.0, 0.0, "")
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +151,7 @@ def test_the_story_pauses_until_all_are_in_kills_one_and_adds_one(tmp_path: Path
     assert all(kept for _, kept in results.values()), results
     assert results["held-out bits per byte, start → end"][0] == "8.000 → 2.200"
     assert "119x less" in results["bytes sent"][0]
+    assert results["utilisation (share of the peers' time spent training)"][0] == "90%"
     said = capsys.readouterr().out
     assert "peer-2 was killed" in said
     assert "peer-5 joins" in said

@@ -1,0 +1,54 @@
+"""What `shoal admin` and programs use to ask a coordinator: one command, one answer.
+
+Rule: a refusal and a failure are exceptions with one clear sentence, so that whoever forgets to look at the answer still fails.
+Neighbours: `coordinator.operators` is the other end; the credential is the `admin` directory that `coordinator init` made, or
+one like it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc.aio
+
+from shoal.peer.diagnosis import explain
+from shoal.peer.enrol import Credentials, enrolled_in, load
+from shoal.protocol.admin import AdminCommand, AdminError, AdminReply
+from shoal.protocol.channels import Kind, open_channel
+from shoal.protocol.errors import IdentityError, RefusedError, ShoalError, UnreachableError
+from shoal.protocol.services import ADMIN
+from shoal.protocol.tls import client_credentials
+
+ANSWER_S = 10.0
+
+
+def call(directory: Path | str, command: AdminCommand, timeout_s: float = ANSWER_S) -> AdminReply:
+    """The coordinator's answer. `directory` is a run's directory or a credential's. Raises ShoalError."""
+    return asyncio.run(ask(directory, command, timeout_s))
+
+
+async def ask(directory: Path | str, command: AdminCommand, timeout_s: float = ANSWER_S) -> AdminReply:
+    """Like `call`, inside an event loop."""
+    mine = _credentials(Path(directory))
+    mine.check()
+    failure: ShoalError = UnreachableError("the credential names no address", "serve the run once")
+    for address in mine.session_addresses:
+        try:
+            channel = open_channel(Kind.SESSION, address, client_credentials(mine.credential), mine.server_name)
+            async with channel:
+                reply = await ADMIN.call(channel, command, timeout_s)
+        except grpc.aio.AioRpcError as error:
+            failure = await explain(error, address, mine.ca, mine.server_name, "ask the coordinator")
+            continue
+        if isinstance(reply, AdminError):
+            raise RefusedError("refused", reply.reason, reply.fix)
+        return reply
+    raise failure
+
+
+def _credentials(directory: Path) -> Credentials:
+    for place in (directory, directory / "admin"):
+        if enrolled_in(place):
+            return load(place)
+    raise IdentityError(f"{directory} holds no credential", "name the coordinator's directory")

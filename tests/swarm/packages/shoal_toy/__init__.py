@@ -1,0 +1,56 @@
+"""The toy model of the swarm tests, as a volunteer would install it: a peer's pseudo-gradient is exactly what its environment says.
+
+`w` is 8 ones. With plain SGD of rate 1 and one inner step per round a peer ends a round at w - d, where d is its own
+SHOAL_TOY_D, so that its pseudo-gradient is d. `v`, as long as the run spec's `model.ffn`, moves by d times a ramp, a different
+value per element. With SHOAL_TOY_STEP_S a step takes so many seconds, so that a test can hit a round in the middle.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+from torch import Tensor, nn
+
+from shoal.protocol.spec import RunSpec
+
+VALUES = 8
+
+
+class Toy(nn.Module):
+    """One vector of ones, and perhaps a long one."""
+
+    def __init__(self, long_values: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(VALUES))
+        self.v = nn.Parameter(torch.ones(long_values)) if long_values else None
+        self.register_buffer("ramp", torch.linspace(-1.0, 1.0, max(1, long_values)), persistent=False)
+
+
+class ToyTask:
+    """Sum of all values times d, per target."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.module = Toy(spec.model.ffn)
+        self._d = float(os.environ.get("SHOAL_TOY_D", "0.2"))
+        self._step_s = float(os.environ.get("SHOAL_TOY_STEP_S", "0"))
+
+    def loss(self, samples: Tensor) -> tuple[Tensor, int]:
+        time.sleep(self._step_s)
+        targets = samples[:, 1:].numel()
+        total = self.module.w.sum()
+        if self.module.v is not None:
+            total = total + (self.module.v * self.module.ramp).sum()
+        return total * self._d * targets, targets
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        return torch.zeros(*tokens.shape, 256)
+
+    def config(self) -> dict[str, object]:
+        return {"model_type": "toy"}
+
+
+def task(spec: RunSpec) -> ToyTask:
+    """The factory that a run spec names as "shoal_toy:task"."""
+    return ToyTask(spec)
