@@ -823,6 +823,8 @@ class Engine:
                 self._wrap_up()
             elif offer is not None:
                 self._offer, self._fetching_state = None, True
+                self.trained = 0
+                self._emit(DropPending())  # an entry that is skipped may contain it; its samples stay leased and are trained again
                 self._emit(FetchState(offer.version, offer.contacts))
             elif self._trainer:
                 self._ask(Locate(NO_VERSION, self._failed))
@@ -830,7 +832,8 @@ class Engine:
         commit = self._commits.get(self.version + 1)
         if commit is None:
             if self.version < self.newest:
-                self._ask(Locate(self.version, self._failed))
+                nobody_keeps_it = self._failures % 4 == 3
+                self._ask(Locate(NO_VERSION if nobody_keeps_it else self.version, self._failed))
             return
         missing = self._missing(commit)
         if missing:

@@ -26,10 +26,11 @@ def main() -> int:
         print(report(outcome))
         return 1 if outcome.problem else 0
     started = time.perf_counter()
-    violations = versions = events = 0
+    violations = versions = events = stranded = 0
     with multiprocessing.Pool(arguments.processes) as pool:
         for outcome in pool.imap_unordered(play, range(arguments.first, arguments.first + arguments.seeds), chunksize=4):
             versions, events = versions + outcome.versions, events + outcome.events
+            stranded += outcome.stranded
             if outcome.problem:
                 violations += 1
                 if violations == 1:
@@ -38,7 +39,7 @@ def main() -> int:
                     print(f"VIOLATION with --seed {outcome.seed}: {outcome.problem}")
                 sys.stdout.flush()
     seconds = time.perf_counter() - started
-    print(f"{versions} versions, {events} events, {seconds:.0f} s, {arguments.seeds / seconds:.1f} seeds/s")
+    print(f"{versions} versions, {events} events, {stranded} stranded behind NAT, {seconds:.0f} s, {arguments.seeds / seconds:.1f} seeds/s")
     print(f"{arguments.seeds} seeds, {violations} violations")
     return 1 if violations else 0
 

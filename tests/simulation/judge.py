@@ -26,7 +26,7 @@ from shoal.coordinator.records import (
     SessionResumed,
     TermRaised,
 )
-from shoal.peer.events import Effect, Event, HangUp, Tell, Train
+from shoal.peer.events import Effect, Event, FetchState, HangUp, Tell, Train
 from shoal.protocol.messages import (
     NO_SESSION,
     NO_VERSION,
@@ -441,13 +441,14 @@ class Judge:
             self.fail(f"{machine.peer} sends two different contributions to part {key.part} of round {key.round}")
         sent.attempts.add(key.attempt)
 
-    def drops_pending(self, machine: Machine) -> None:
-        """Pending work is given up: only for a membership that is over."""
+    def drops_pending(self, machine: Machine, effects_to_come: Sequence[Effect]) -> None:
+        """Pending work is given up: only for a membership that is over, or because a whole state replaces what the peer has."""
+        replaced = any(isinstance(effect, FetchState) for effect in effects_to_come)
         for pending in machine.vault.pending:
             for work in pending:
                 if all(version is not None for version in work.committed):
                     continue
-                if self.session_of.get(machine.peer) == work.session:
+                if self.session_of.get(machine.peer) == work.session and not replaced:
                     self.fail(f"{machine.peer} drops {work} although its session {work.session} goes on")
                 work.dropped = True
 

@@ -366,7 +366,7 @@ class Machine:
         for index, effect in enumerate(effects):
             if index == cut:
                 break
-            self._perform(effect)
+            self._perform(effect, effects[index + 1 :])
             if self.engine is None:
                 return
         if cut is not None:
@@ -374,7 +374,7 @@ class Machine:
             return
         self._set_alarm()
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: Effect, effects_to_come: list[Effect]) -> None:
         if not (isinstance(effect, Say) and isinstance(effect.body, Heartbeat)):
             self.world.note(self.peer, "->", effect)
         match effect:
@@ -402,7 +402,7 @@ class Machine:
             case Serve(allowed):
                 self.may_serve = allowed
             case DropPending():
-                self.judge.drops_pending(self)
+                self.judge.drops_pending(self, effects_to_come)
                 self._clear_pending()
             case FetchState(version, contacts):
                 self._fetch_state(version, iter(contacts), [])
@@ -426,7 +426,10 @@ class Machine:
             case ReturnPart(key, to):
                 self._return_part(key, to)
             case FetchPart(key, digest, contacts):
-                self._fetch_part(key, digest, iter(contacts))
+                if self.vault.payload(digest) is not None:
+                    self.later(0.001, self.feed, ResultArrived(key, digest))
+                else:
+                    self._fetch_part(key, digest, iter(contacts))
             case DropRound(round_id):
                 self._drop_round(round_id)
             case _:

@@ -98,6 +98,8 @@ class World:
 
     def tail(self, lines: int = 120, about: Callable[[str, str, Any], bool] | None = None) -> str:
         """The end of the trace, for people."""
+        if lines <= 0:
+            return ""
         chosen = [line for line in self.trace if about is None or about(*line[1:])][-lines:]
         return "\n".join(f"{now:10.3f}  {who:<12} {what:<14} {words(thing)}" for now, who, what, thing in chosen)
 
