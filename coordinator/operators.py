@@ -1,7 +1,8 @@
 """What operators ask: checked against the rights of their certificate, answered by the core or the shell, and written down.
 
-Rule: every command ends up in the audit with who, what, when and result, refused ones too, before its answer leaves. Invites are made here
-because tokens are the shell's; all else is the core's. Neighbours: `performer` asks the core, `journal` keeps the audit.
+Rule: every command ends up in the audit with who, what, when and result, refused ones too, before its answer leaves. Invites
+are made here because tokens are the shell's; all else is the core's. Neighbours: `performer` asks the core, `journal` keeps the
+audit.
 """
 
 from __future__ import annotations

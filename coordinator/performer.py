@@ -1,12 +1,12 @@
 """Feeds the core with events, one at a time, and performs what it wants done, in order. The only place where the core is called.
 
-Rule: nothing that follows a `Journal` effect is performed before that record is durable. Events that wait are handed to the core
-together, and their records go into one transaction (group commit): a record may become durable earlier than the core asked, never
-later, and messages leave in the order in which the core sent them.
+Rule: nothing that follows a `Journal` effect is performed before that record is durable. Events that wait are handed to the
+core together, and their records go into one transaction (group commit): a record may become durable earlier than the core
+asked, never later, and messages leave in the order in which the core sent them.
 
-A stream cannot hold the core up: sending only puts a message into that stream's bounded queue (`Stream.send`), and each stream may
-have at most `STREAM_CREDIT` unheard messages before its own reader waits. Any exception here ends the process: the journal holds
-everything that was ever said on the strength of it, and the next start replays it.
+A stream cannot hold the core up: sending only puts a message into that stream's bounded queue (`Stream.send`), and each stream
+may have at most `STREAM_CREDIT` unheard messages before its own reader waits. Any exception here ends the process: the journal
+holds everything that was ever said on the strength of it, and the next start replays it.
 """
 
 from __future__ import annotations

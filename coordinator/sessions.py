@@ -1,8 +1,9 @@
 """The coordinator's end of the session streams: one handler per stream, between gRPC and the performer.
 
-Rule: a stream can hurt only itself. What is sent to it waits in its own bounded queue, and when that is full the stream is closed;
-bytes that do not decode close it; a certificate that expires closes it, unless the same identity renewed meanwhile. Who speaks, and with
-what rights, comes from the certificate alone. Neighbours: `performer` calls `send` and `close`, `server` owns the port.
+Rule: a stream can hurt only itself. What is sent to it waits in its own bounded queue, and when that is full the stream is
+closed; bytes that do not decode close it; a certificate that expires closes it, unless the same identity renewed meanwhile. Who
+speaks, and with what rights, comes from the certificate alone. Neighbours: `performer` calls `send` and `close`, `server` owns
+the port.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+from urllib.parse import unquote
 
 import grpc
 
 from shoal.coordinator.performer import Performer
-from shoal.protocol.errors import ShoalError
+from shoal.protocol.channels import split_address
+from shoal.protocol.errors import ShoalError, UnreachableError
 from shoal.protocol.messages import Envelope, PeerId
+from shoal.protocol.tls import Caller, caller_of
 from shoal.protocol.wire import pack, unpack_from_peer
 
 OUTBOX = 2048
@@ -28,16 +31,8 @@ DRAIN_S = 3.0
 """How long a stream that is being closed may take to send what was sent before."""
 LONGEST_SLEEP_S = 60.0
 """A certificate's end is looked at on the wall clock at least this often, because that clock may be set."""
-
-
-@dataclass(frozen=True)
-class Caller:
-    """Who is at the other end, by certificate. `expires_at` is wall-clock seconds."""
-
-    peer: PeerId
-    rights: frozenset[str]
-    expires_at: float
-    seen_from: str
+_EOF: Any = cast(Any, grpc.aio).EOF
+"""Not in the type stubs of gRPC."""
 
 
 class Outbox:
@@ -91,17 +86,15 @@ class Outbox:
 
 
 class Sessions:
-    """Serves session streams. `caller_of` reads the certificate of a call; `renewed_until` tells when a peer's newest one ends."""
+    """Serves session streams. `renewed_until` tells when the newest certificate of a peer that this process issued ends."""
 
     def __init__(
         self,
         performer: Performer,
-        caller_of: Callable[[Any], Caller],
         renewed_until: Callable[[PeerId], float],
         say: Callable[[str, str], None],
     ) -> None:
         self._performer = performer
-        self._caller_of = caller_of
         self._renewed_until = renewed_until
         self._say = say
         self._open: set[Outbox] = set()
@@ -113,13 +106,14 @@ class Sessions:
 
     async def serve(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         """One stream, from open to end."""
-        caller = self._caller_of(context)
+        caller = caller_of(context)
         if not caller.rights & {"peer", "reducer"}:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"the certificate of {caller.peer} does not allow to take part")
         await context.send_initial_metadata(())  # tells the peer that the stream is open before anything is said
+        seen_from = host_of(context.peer())
         outbox = Outbox()
         self._open.add(outbox)
-        connection = self._performer.connect(caller.peer, caller.rights, caller.seen_from, outbox)
+        connection = self._performer.connect(caller.peer, caller.rights, seen_from, outbox)
         reading = asyncio.create_task(self._read(context, connection))
         writing = asyncio.create_task(self._write(context, outbox))
         ending = [asyncio.create_task(outbox.broken.wait()), asyncio.create_task(self._expire(caller, outbox))]
@@ -155,13 +149,13 @@ class Sessions:
                 case _:
                     raise error
         if outbox.reason:
-            self._say(f"closed the stream of {caller.peer} from {caller.seen_from}: {outbox.reason}", "warning")
+            self._say(f"closed the stream of {caller.peer} from {host_of(context.peer())}: {outbox.reason}", "warning")
             with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
                 await context.abort(grpc.StatusCode.ABORTED, outbox.reason)
 
     async def _read(self, context: grpc.aio.ServicerContext[bytes, bytes], connection: int) -> None:
-        while (message := await context.read()) is not grpc.aio.EOF:
-            await self._performer.said(connection, unpack_from_peer(message))  # type: ignore[arg-type]
+        while (message := await context.read()) is not _EOF:
+            await self._performer.said(connection, unpack_from_peer(message))
 
     async def _write(self, context: grpc.aio.ServicerContext[bytes, bytes], outbox: Outbox) -> None:
         async for envelope in outbox.drain():
@@ -170,8 +164,19 @@ class Sessions:
     async def _expire(self, caller: Caller, outbox: Outbox) -> None:
         """Returns when the identity's newest certificate has ended."""
         while True:
-            left = max(caller.expires_at, self._renewed_until(caller.peer)) - time.time()
+            left = max(caller.expires_at.timestamp(), self._renewed_until(caller.peer)) - time.time()
             if left <= 0:
                 outbox.break_off(f"the certificate of {caller.peer} expired")
                 return
             await asyncio.sleep(min(left, LONGEST_SLEEP_S))
+
+
+def host_of(peer: str) -> str:
+    """The host in gRPC's name for the other end ("ipv4:1.2.3.4:5", "ipv6:%5B::1%5D:5"); "" when it is not an IP address."""
+    family, _, address = peer.partition(":")
+    if family not in ("ipv4", "ipv6"):
+        return ""
+    try:
+        return split_address(unquote(address))[0]
+    except UnreachableError:
+        return ""

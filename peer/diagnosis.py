@@ -1,8 +1,9 @@
 """Why a connection did not come about, in one sentence with the address tried and what to do next.
 
-Rule: gRPC says "failed to connect to all addresses" for six different troubles; a person needs to know which. So after a failure, and only
-then, the address is dialled once more with plain sockets and TLS, step by step: name, port, TLS, the certificate's times, its authority,
-its name. Used by `session`, `enrol` and the operator's client; nothing else translates gRPC's errors.
+Rule: gRPC says "failed to connect to all addresses" for six different troubles; a person needs to know which. So after a
+failure, and only then, the address is dialled once more with plain sockets and TLS, step by step: name, port, TLS, the
+certificate's times, its authority, its name. Used by `session`, `enrol` and the operator's client; nothing else translates
+gRPC's errors.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
 from shoal.protocol.channels import split_address
-from shoal.protocol.errors import IdentityError, RefusedError, ShoalError, UnreachableError, VersionMismatchError
+from shoal.protocol.errors import IdentityError, RefusedError, RemoteProtocolError, ShoalError, UnreachableError
 
 PROBE_S = 3.0
 """Limit of each step of the second look."""
 
 
 async def explain(error: grpc.aio.AioRpcError, address: str, ca: str, server_name: str, errand: str) -> ShoalError:
-    """What `error` means. `errand` says what was wanted ("open a session"), `ca` (PEM) and `server_name` whom it was wanted from."""
+    """What `error` means. `errand` says what was wanted ("open a session"); `ca` (PEM) and `server_name`, from whom."""
     details = " ".join((error.details() or "").split())
     match error.code():
-        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED | grpc.StatusCode.UNKNOWN:
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
             found = await asyncio.to_thread(probe, address, ca, server_name)
             if found is not None:
                 return found
@@ -44,8 +45,8 @@ async def explain(error: grpc.aio.AioRpcError, address: str, ca: str, server_nam
                 f"{address} answers, but you cannot {errand} there" + (f" ({details})" if details else ""),
                 "check the port: sessions and enrolment have different ones",
             )
-        case grpc.StatusCode.FAILED_PRECONDITION if details.startswith("protocol version"):
-            return VersionMismatchError(details)
+        case grpc.StatusCode.UNKNOWN | grpc.StatusCode.INTERNAL:
+            return RemoteProtocolError(f"{address} failed to {errand}: {details}", "look into the coordinator's log")
         case grpc.StatusCode.CANCELLED:
             return UnreachableError(f"the connection to {address} was closed")
         case code:
@@ -64,11 +65,11 @@ def probe(address: str, ca: str, server_name: str) -> ShoalError | None:
             f"nobody listens at {address} (connection refused)", "check that the coordinator runs, and the port"
         )
     except TimeoutError:
-        return UnreachableError(
-            f"{address} does not answer within {PROBE_S:.0f} s", "check the address, and firewalls on the way"
-        )
+        return UnreachableError(f"{address} does not answer within {PROBE_S:.0f} s", "check the address, and firewalls on the way")
     except OSError as error:
-        return UnreachableError(f"cannot reach {address}: {error.strerror or error}", "check the address and this machine's network")
+        return UnreachableError(
+            f"cannot reach {address}: {error.strerror or error}", "check the address and this machine's network"
+        )
     with plain:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False

@@ -1,15 +1,15 @@
 """The peer's end of the session: one stream to the coordinator, dialled again for as long as it takes.
 
-Rule: losing the coordinator is normal. The link says `Online`, `Heard` and `Offline` to whoever owns it and otherwise looks after
-itself: it waits a random time below a growing limit before it dials again (so that a thousand peers do not come back at one moment),
-names are resolved anew each time, and every 5 s one line says what it waits for. Nothing is kept across streams: what is said while
-there is no stream is dropped, and the engine says it again when it is back.
+Rule: losing the coordinator is normal. The link says `Online`, `Heard` and `Offline` to whoever owns it and otherwise looks
+after itself: it waits a random time below a growing limit before it dials again (so that a thousand peers do not come back at
+one moment), names are resolved anew each time, and every 5 s one line says what it waits for. Nothing is kept across streams:
+what is said while there is no stream is dropped, and the engine says it again when it is back.
 
 An error that waiting does not heal (the coordinator refuses this identity, another certificate authority, the wrong port) ends
 `run` when the link was never online, because then a person is watching; later it is only reported, and tried again.
 
-The transport is a seam (`Dial`, `Line`): `GrpcDial` is the real one. Neighbours: `engine` decides what is said, `enrol` owns the
-certificates, `diagnosis` finds the words for failures.
+The transport is a seam (`Dial`, `Line`): `GrpcDial` is the real one. Neighbours: `engine` decides what is said, `enrol` owns
+the certificates, `diagnosis` finds the words for failures.
 """
 
 from __future__ import annotations
@@ -20,11 +20,19 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol, cast
 
+import grpc
+import grpc.aio
+
+from shoal.peer.diagnosis import explain, probe
+from shoal.peer.enrol import Credentials
 from shoal.peer.events import Heard, Offline, Online
-from shoal.protocol.errors import IdentityError, RefusedError, ShoalError
+from shoal.protocol.channels import Kind, open_channel
+from shoal.protocol.errors import IdentityError, RefusedError, ShoalError, UnreachableError
 from shoal.protocol.messages import Envelope
+from shoal.protocol.services import SESSION
+from shoal.protocol.tls import client_credentials
 from shoal.protocol.wire import pack, unpack_from_coordinator
 
 PAUSE_FLOOR_S = 0.5
@@ -32,10 +40,13 @@ PAUSE_CEILING_S = 15.0
 STEADY_S = 5.0
 """A stream that lived this long starts the pauses from the floor again."""
 REPORT_EVERY_S = 5.0
+CONNECT_S = 10.0
 FLUSH_S = 2.0
 """How long a stream that is being closed may take to send what was said on it."""
 OUTBOX = 4096
 """Messages that may wait for a slow stream; one more and the stream counts as broken."""
+_EOF: Any = cast(Any, grpc.aio).EOF
+"""Not in the type stubs of gRPC."""
 
 
 class Line(Protocol):
@@ -203,7 +214,7 @@ class SessionLink:
         reading = asyncio.create_task(self._read(line))
         writing = asyncio.create_task(self._write(line))
         hanging_up = asyncio.create_task(self._hang_up.wait())
-        tasks = {reading, writing, hanging_up}
+        tasks: set[asyncio.Task[Any]] = {reading, writing, hanging_up}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if hanging_up.done() and not reading.done() and not writing.done():
@@ -212,7 +223,8 @@ class SessionLink:
                         await self._flush(line, writing)
                         await reading
                 return self._last or "hung up"
-            for task in (reading, writing):
+            talking: tuple[asyncio.Task[None], ...] = (reading, writing)
+            for task in talking:
                 if task.done() and (error := task.exception()) is not None:
                     if isinstance(error, ShoalError):
                         return str(error)
@@ -257,3 +269,71 @@ class SessionLink:
                 f"waiting for the coordinator at {', '.join(self._addresses)} for {waited:.0f} s"
                 f" (have 0, need 1; {self._attempts} attempts{because}); it is tried again by itself, Ctrl-C leaves"
             )
+
+
+# --- the real transport -----------------------------------------------------------------------------------------------------------
+
+
+class GrpcDial:
+    """Opens session streams over mutual TLS, with the credentials that are current at that moment."""
+
+    def __init__(self, current: Callable[[], Credentials]) -> None:
+        self._current = current
+
+    async def __call__(self, address: str) -> Line:
+        mine = self._current()
+        mine.check()
+        channel = open_channel(Kind.SESSION, address, client_credentials(mine.credential), mine.server_name)
+        try:
+            call = SESSION.stub(channel)()
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    await call.wait_for_connection()
+            except TimeoutError:
+                found = await asyncio.to_thread(probe, address, mine.ca, mine.server_name)
+                raise found or UnreachableError(
+                    f"{address} did not open a session within {CONNECT_S:.0f} s", "it may be busy; it is tried again"
+                ) from None
+            except grpc.aio.AioRpcError as error:
+                raise await explain(error, address, mine.ca, mine.server_name, "open a session") from error
+        except BaseException:
+            await channel.close(None)
+            raise
+        return _GrpcLine(channel, call, address)
+
+
+class _GrpcLine:
+    """A session stream on a channel of its own."""
+
+    def __init__(self, channel: grpc.aio.Channel, call: Any, address: str) -> None:
+        self._channel = channel
+        self._call = call
+        self._address = address
+
+    async def read(self) -> bytes | None:
+        try:
+            message = await self._call.read()
+            if message is not _EOF:
+                return cast(bytes, message)
+            code, details = await self._call.code(), await self._call.details()
+        except grpc.aio.AioRpcError as error:
+            code, details = error.code(), error.details()
+        if code is grpc.StatusCode.OK:
+            return None
+        if code is grpc.StatusCode.PERMISSION_DENIED:
+            raise RefusedError("permission-denied", details or "the coordinator refused")
+        raise UnreachableError(details or f"the connection to {self._address} broke ({code.name})")
+
+    async def write(self, message: bytes) -> None:
+        try:
+            await self._call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            raise UnreachableError(f"the connection to {self._address} broke") from error
+
+    async def end(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.done_writing()
+
+    async def drop(self) -> None:
+        self._call.cancel()
+        await self._channel.close(None)

@@ -1,7 +1,8 @@
 """Which identity a peer process uses: a slot, one directory per identity and run on this machine, held by one process at a time.
 
-Rule: two live processes never share an identity, and no identity is made while a free one of the same run exists, so that five peers on one
-machine are five identities, and the same five after a restart. Neighbour: `enrol` fills the slot with keys and a certificate.
+Rule: two live processes never share an identity, and no identity is made while a free one of the same run exists, so that five
+peers on one machine are five identities, and the same five after a restart. Neighbour: `enrol` fills the slot with keys and a
+certificate.
 """
 
 from __future__ import annotations

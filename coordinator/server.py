@@ -1,0 +1,276 @@
+"""The coordinator process: one run's directory, two ports, one core.
+
+A table of contents: lock and replay the journal, open the ports, run the performer, leave in order. The port for sessions,
+operators and renewals wants a certificate of the run's authority; the enrolment port shows one and asks for none, and serves
+one method. Both say so when somebody comes to the wrong one. Rule: the first thing that fails ends the process, with one
+sentence; the journal makes the next start go on where this one ended. Neighbours: `setup` makes the directory, `sessions`,
+`operators` and `enrolment` serve the methods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+import psutil
+
+from shoal.coordinator.core import Core
+from shoal.coordinator.enrolment import CERTIFICATE_LIFETIME, Registry
+from shoal.coordinator.journal import Journal, journal_url
+from shoal.coordinator.operators import Operators
+from shoal.coordinator.performer import Machine, Performer
+from shoal.coordinator.records import RunCreated
+from shoal.coordinator.sessions import Sessions
+from shoal.coordinator.setup import RunDirectory, Settings, SetupError, with_overrides, write_admin_credential
+from shoal.protocol.admin import AdminCommand, AdminError, AdminReply
+from shoal.protocol.authority import Authority, coordinator_name
+from shoal.protocol.channels import Kind, listen, new_server, split_address
+from shoal.protocol.enrolment import Enrol, Enrolled, Renew
+from shoal.protocol.errors import IdentityError, InviteError, RefusedError, ShoalError, UnreachableError
+from shoal.protocol.identity import Identity
+from shoal.protocol.services import ADMIN, ENROL, RENEW, SESSION, Served, handlers
+from shoal.protocol.spec import RunSpec
+from shoal.protocol.tls import Credential, caller_of, server_credentials
+
+LEAVE_S = 1.0
+"""How long calls in flight may take to end when the coordinator stops."""
+SERVER_LIFETIME = datetime.timedelta(days=365)
+"""Of the coordinator's own certificate; a start makes a new one, and so does half of this time."""
+
+Say = Callable[[str, str], None]
+
+
+async def serve(
+    directory: Path | str,
+    *,
+    listen: str = "",
+    enrol_listen: str = "",
+    advertise: str = "",
+    say: Say | None = None,
+    stop: asyncio.Event | None = None,
+    ready: asyncio.Event | None = None,
+    core: Callable[[RunSpec], Machine] = Core,
+    certificate_lifetime: datetime.timedelta = CERTIFICATE_LIFETIME,
+) -> None:
+    """Serve the run in `directory` until SIGINT, SIGTERM or `stop`. Raises ShoalError with one clear sentence when it cannot.
+
+    Addresses that are given replace the kept ones, and are kept. `say(text, level)` gets what is worth telling (default: the log).
+    """
+    say = say or _log
+    place = RunDirectory(Path(directory))
+    settings = with_overrides(place.load_settings(), listen, enrol_listen, advertise)
+    stop = stop or asyncio.Event()
+    with _signals(stop), contextlib.closing(Journal.open(journal_url(place.journal))) as journal:
+        machine = _replayed(journal, core, place)
+        authority = Authority.load(place.authority)
+        addresses = settings.addresses()
+        registry = Registry(authority, journal, addresses, certificate_lifetime)
+        performer = Performer(machine, journal, say)
+        operators = Operators(performer, journal, registry.invite)
+        sessions = Sessions(performer, registry.valid_until, say)
+        async with _ports(settings, authority, sessions, operators, registry):
+            place.save_settings(settings)
+            write_admin_credential(place, authority, addresses)
+            say(
+                f"run {authority.run!r}: sessions at {', '.join(addresses.session)}, enrolment at {', '.join(addresses.enrolment)}",
+                "info",
+            )
+            running = asyncio.create_task(performer.run())
+            stopping = asyncio.create_task(stop.wait())
+            if ready is not None:
+                ready.set()
+            try:
+                await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if running.done():
+                    running.result()
+                say("the coordinator stops; peers wait for it and come back when it is served again", "info")
+            finally:
+                sessions.close_all("the coordinator stops")
+                for task in (running, stopping):
+                    task.cancel()
+                await asyncio.gather(running, stopping, return_exceptions=True)
+
+
+def _replayed(journal: Journal, core: Callable[[RunSpec], Machine], place: RunDirectory) -> Machine:
+    """A core that knows everything the journal holds."""
+    machine: Machine | None = None
+    for record in journal.records():
+        if machine is None:
+            if not isinstance(record, RunCreated):
+                raise SetupError(f"{place.journal} does not begin with its run", "it is damaged: restore it from a copy")
+            machine = core(RunSpec.from_json(record.spec))
+        machine.replay(record)
+    if machine is None:
+        raise SetupError(f"{place.journal} is empty", f"make a run with `shoal coordinator init {place.root}`")
+    return machine
+
+
+# --- ports ----------------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _ports(
+    settings: Settings, authority: Authority, sessions: Sessions, operators: Operators, registry: Registry
+) -> AsyncIterator[None]:
+    """Both servers, listening. Their calls end with the block."""
+    own = _OwnCertificate(authority)
+    members = new_server(Kind.SESSION)
+    members.add_generic_rpc_handlers(
+        handlers(
+            SESSION.serve(_session(sessions)),
+            ADMIN.serve(_admin(operators)),
+            RENEW.serve(_renew(registry)),
+            _wrong_port_for(ENROL.path),
+        )
+    )
+    newcomers = new_server(Kind.ENROLMENT)
+    newcomers.add_generic_rpc_handlers(
+        handlers(
+            ENROL.serve(_enrol(registry)), *(_wrong_port_for(method.path) for method in (ADMIN, RENEW)), _wrong_port_for_sessions()
+        )
+    )
+    _listen(members, settings.listen, server_credentials(own.current))
+    _listen(newcomers, settings.enrol_listen, server_credentials(own.current, ask_for_certificate=False))
+    try:
+        await members.start()
+        await newcomers.start()
+        yield
+    finally:
+        await asyncio.gather(members.stop(LEAVE_S), newcomers.stop(LEAVE_S))
+
+
+class _OwnCertificate:
+    """The coordinator's TLS key and certificate, made in memory and replaced long before it ends."""
+
+    def __init__(self, authority: Authority) -> None:
+        self._authority = authority
+        self._identity = Identity.generate()
+        self._made_at = 0.0
+        self._credential = self.current()
+
+    def current(self) -> Credential:
+        """A valid one. Called by gRPC's threads for every connection."""
+        now = time.time()
+        if not 0 <= now - self._made_at < SERVER_LIFETIME.total_seconds() / 2:
+            name = coordinator_name(self._authority.run)
+            certificate = self._authority.issue(self._identity.tls_public_key, name, {"coordinator"}, SERVER_LIFETIME)
+            self._credential = Credential(self._identity.tls_key_pem, certificate, self._authority.ca_pem)
+            self._made_at = now
+        return self._credential
+
+
+def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials) -> None:
+    try:
+        listen(server, address, credentials)
+    except UnreachableError as error:
+        port = split_address(address)[1]
+        holder = _holder_of(port)
+        if not holder:
+            raise
+        fix = "stop it, or serve with other ports (--listen, --enrol-listen)"
+        raise UnreachableError(f"cannot listen on {address}: port {port} is in use by {holder}", fix) from error
+
+
+def _holder_of(port: int) -> str:
+    """Which process listens on a port of this machine, as far as this user may know."""
+    try:
+        for found in psutil.net_connections("tcp"):
+            if found.status == psutil.CONN_LISTEN and found.laddr and found.laddr.port == port:
+                return f"process {found.pid}" if found.pid else "another program"
+    except (psutil.Error, OSError):
+        pass
+    return ""
+
+
+# --- methods --------------------------------------------------------------------------------------------------------------------
+
+
+def _session(sessions: Sessions) -> Callable[[Any, Any], Any]:
+    async def session(_requests: Any, context: Any) -> None:
+        await sessions.serve(context)
+
+    return session
+
+
+def _admin(operators: Operators) -> Callable[[AdminCommand, Any], Any]:
+    async def admin(command: AdminCommand, context: Any) -> AdminReply | AdminError:
+        caller = caller_of(context)
+        return await operators.carry_out(caller.peer, caller.rights, command)
+
+    return admin
+
+
+def _renew(registry: Registry) -> Callable[[Renew, Any], Any]:
+    async def renew(request: Renew, context: Any) -> Enrolled:
+        try:
+            return await asyncio.to_thread(registry.renew, request, caller_of(context).peer)
+        except (InviteError, IdentityError, RefusedError) as error:
+            await _refuse(context, error)
+
+    return renew
+
+
+def _enrol(registry: Registry) -> Callable[[Enrol, Any], Any]:
+    async def enrol(request: Enrol, context: Any) -> Enrolled:
+        try:
+            return await asyncio.to_thread(registry.enrol, request)
+        except (InviteError, IdentityError, RefusedError) as error:
+            await _refuse(context, error)
+
+    return enrol
+
+
+async def _refuse(context: Any, error: ShoalError) -> NoReturn:
+    await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+    raise AssertionError("abort raises")
+
+
+def _wrong_port_for(path: str) -> Served:
+    async def answer(_data: bytes, context: Any) -> bytes:
+        await _point_out(context)
+        return b""
+
+    return Served(path, grpc.unary_unary_rpc_method_handler(answer))
+
+
+def _wrong_port_for_sessions() -> Served:
+    async def answer(_requests: Any, context: Any) -> None:
+        await _point_out(context)
+
+    return SESSION.serve(answer)
+
+
+async def _point_out(context: Any) -> None:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this is the other port of the coordinator")
+
+
+# --- the process ----------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _signals(stop: asyncio.Event) -> Any:
+    """SIGINT and SIGTERM set `stop`, where this is possible (the main thread of a POSIX process)."""
+    loop = asyncio.get_running_loop()
+    taken = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(number, stop.set)
+            taken.append(number)
+    try:
+        yield
+    finally:
+        for number in taken:
+            loop.remove_signal_handler(number)
+
+
+def _log(text: str, level: str) -> None:
+    logging.getLogger("shoal.coordinator").log(logging.getLevelNamesMapping().get(level.upper(), logging.INFO), text)
