@@ -58,7 +58,8 @@ def test_ending_children_kills_the_whole_group_of_one_that_does_not_listen(tmp_p
     assert members
     end([child], patience_s=0.2)
     assert child.exit_code is not None
-    assert not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in members)
+    _, alive = psutil.wait_procs(members, timeout=5)
+    assert not alive
 
 
 def test_ending_a_child_twice_is_fine(tmp_path: Path) -> None:
