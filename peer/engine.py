@@ -119,13 +119,13 @@ HAVE_PAUSE_S = 0.25
 """Results that arrive within this time are reported in one message."""
 LOCATE_PAUSE_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Pause before asking again after so many failed fetches in a row."""
-FINISH_ROUND_S, LEAVE_S = 2.0, 3.5
+FINISH_ROUND_S, LEAVE_S = 1.5, 2.5
 """How long leaving waits for the round in hand, and, in all, for the coordinator's last word."""
 
 OLD_SELF_S = 20.0
 """How long a restarted peer is patient with a coordinator that still believes in its old connection."""
 
-EXIT_DONE, EXIT_REFUSED, EXIT_DISMISSED = 0, 3, 4
+EXIT_DONE, EXIT_REFUSED, EXIT_DISMISSED = 0, 4, 4
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,8 @@ class Engine:
         self.kept_rounds: set[int] = set()
         """Rounds whose bytes the daemon still keeps."""
         self.waiting_for = ""
+        self.last_to_leave = False
+        """The coordinator said that no other member is left."""
         self._effects: list[Effect] = []
         self._clock = 0.0
         self._trainer = False
@@ -374,6 +376,7 @@ class Engine:
                 self._notice(body)
             case Finish():
                 self._finish = body
+                self.last_to_leave = self._leave_at is not None
                 self.newest = max(self.newest, body.version)
             case Dismissed():
                 self._dismissed(body)

@@ -1,0 +1,393 @@
+"""The peer daemon: one process per peer, which wires the engine to everything that does things.
+
+    SessionLink ──┐                                  ┌── SessionLink   Say, HangUp
+    BulkPlane   ──┼── events ──► Engine ── effects ──┼── BulkPlane     parts, entries, states
+    TrainerHost ──┘   (one queue, one at a time)     └── TrainerHost   Train, EvaluateState, Export, ...
+
+Rule: this file decides nothing. It takes one event from the queue, asks the engine, performs the effects in order, and tells the
+view. Whatever fails in it for good ends the daemon with one line; the vault stays, so that the next start goes on from there.
+Neighbours: `engine` decides, `vault` keeps, `bulk` moves bytes, `attach` owns the trainer, `session` and `enrol` own the way to the
+coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal import __version__
+from shoal.compression.codec import Codec, codec
+from shoal.optim.layout import ParameterLayout, Part
+from shoal.peer.attach import HostCallbacks, TrainerHost, TrainerSettings, VaultPlace
+from shoal.peer.bulk import BulkPlane
+from shoal.peer.engine import Engine, Introduction, Kept
+from shoal.peer.enrol import Keeper, come_in
+from shoal.peer.events import (
+    BuildState,
+    DropPending,
+    Effect,
+    EvaluateState,
+    EvaluationDone,
+    Event,
+    Exit,
+    Export,
+    HangUp,
+    KeepSession,
+    LeaveAsked,
+    Progressed,
+    Relabel,
+    Say,
+    StartTrainer,
+    Tell,
+    TimePassed,
+    Train,
+    WrapUp,
+)
+from shoal.peer.session import GrpcDial, SessionLink
+from shoal.peer.slots import Slot, runs, take_directory, take_slot
+from shoal.peer.vault import Vault, VaultError, shared_memory_directory
+from shoal.peer.workers import Workers, settle_daemon_process
+from shoal.protocol.channels import split_address
+from shoal.protocol.errors import InviteError, RefusedError, ShoalError
+from shoal.protocol.invites import parse
+from shoal.protocol.messages import NO_SESSION, Envelope, FragmentShape, Layout
+from shoal.protocol.spec import RunSpec
+
+LOG = logging.getLogger("shoal.peer")
+WATCH_EVERY_S = 0.25
+LAST_COPY = "last-copy"
+"""Where, beside its identity, the last member to leave keeps its local copy for the next start."""
+
+
+@dataclass(frozen=True)
+class PeerSettings:
+    """What the volunteer decides. Nothing here changes the maths of the run."""
+
+    state_dir: Path
+    """Identities and exported models, by run."""
+    invite: str | None = None
+    identity: Path | None = None
+    data_dir: Path | None = None
+    device: str = "auto"
+    threads: int = 0
+    allow: tuple[str, ...] = ()
+    listen: str = "0.0.0.0:0"
+    """Empty: accept no inbound connections."""
+    advertise: str = ""
+    """Host, or host:port, that others reach this peer at; empty: the address this machine reaches the coordinator from."""
+    name: str = ""
+    micro_batch: int = 0
+
+
+@dataclass(frozen=True)
+class PeerProgress:
+    """What a view shows."""
+
+    phase: str
+    round: int = 0
+    version: int = -1
+    members: int = 0
+    steps: int = 0
+    loss: float = 0.0
+    tokens_per_s: float = 0.0
+    bits_per_byte: float = 0.0
+    waiting_for: str = ""
+    waiting_s: float = 0.0
+
+
+async def run_peer(settings: PeerSettings, watch: Callable[[PeerProgress], None]) -> int:
+    """Join a run and stay until it ends or the volunteer leaves. Returns 0, or raises ShoalError with the one line to show."""
+    settle_daemon_process()
+    watch(PeerProgress("joining"))
+    slot, invite = _take_identity(settings)
+    try:
+        keeper = Keeper(await come_in(slot.directory, invite, settings.name), LOG.info)
+        daemon = Daemon(settings, slot, keeper, watch)
+        try:
+            return await daemon.run()
+        finally:
+            await daemon.close()
+    finally:
+        slot.release()
+
+
+def _take_identity(settings: PeerSettings) -> tuple[Slot, Any]:
+    """The identity to use, ours from now on, and the invite if one was given."""
+    root = settings.state_dir / "identities"
+    invite = parse(settings.invite) if settings.invite else None
+    if settings.identity is not None:
+        return take_directory(settings.identity), invite
+    if invite is not None:
+        return take_slot(invite.run, root), invite
+    known = runs(root)
+    if not known:
+        raise InviteError("this machine is in no run yet", "join with the line that the run's operator gave you")
+    return take_slot(known[0], root), None
+
+
+class Daemon:
+    """One peer, wired together."""
+
+    def __init__(self, settings: PeerSettings, slot: Slot, keeper: Keeper, watch: Callable[[PeerProgress], None]) -> None:
+        self._settings, self._slot, self._keeper, self._watch = settings, slot, keeper, watch
+        credentials = keeper.current()
+        self._run, self._me = credentials.run, credentials.peer
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._vault_directory = shared_memory_directory() / f"shoal-{os.getuid()}-{self._run}-{self._me}"
+        self._vault: Vault | None = None
+        self._spec: RunSpec | None = None
+        self._session = NO_SESSION
+        self._dropping = False
+        self._bits_per_byte = 0.0
+        self._waiting = ("", 0.0)
+        self._watched_at = 0.0
+        self._progress = Progressed(0, 0.0, 0.0)
+        self._workers = Workers()
+        self._plane = BulkPlane(self._run, keeper.credential, self._workers, self._emit)
+        self._host = TrainerHost(
+            slot.directory,
+            TrainerSettings(
+                settings.device,
+                settings.threads,
+                str(settings.data_dir or ""),
+                settings.allow,
+                settings.micro_batch,
+                str(slot.directory / "model"),
+            ),
+            HostCallbacks(self._emit, self._open_vault, LOG.info, self._fail),
+        )
+        self._link = SessionLink(credentials.session_addresses, GrpcDial(keeper.current), self._emit, LOG.info)
+        self._engine: Engine | None = None
+
+    async def run(self) -> int:
+        """Serve until the engine says Exit. Raises ShoalError."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(NotImplementedError):
+                loop.add_signal_handler(number, self._emit, LeaveAsked())
+        port = await self._plane.listen(self._settings.listen) if self._settings.listen else 0
+        engine = self._engine = Engine(self._introduction(port), self._find_vault())
+        for work in (self._link.run(), self._keeper.run(), self._serve_events(engine), _outcome(self._plane.broken)):
+            self._supervise(work)
+        return await self._over
+
+    async def close(self) -> None:
+        """End everything; remove the shared memory unless this peer may be needed to start the run again."""
+        self._link.close()
+        await self._host.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._plane.close()
+        self._workers.close()
+        if self._vault is None:
+            return
+        gone = self._over.done() and not self._over.cancelled() and self._over.exception() is None
+        if gone and self._engine is not None and self._engine.last_to_leave:
+            self._keep_last_copy()
+        self._vault.close(remove=gone)
+
+    # --- events in, effects out -------------------------------------------------------------------------------------------------
+
+    def _emit(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
+    async def _serve_events(self, engine: Engine) -> None:
+        while True:
+            wake_at = engine.wake_at
+            pause = None if wake_at is None else max(0.0, wake_at - time.monotonic())
+            try:
+                async with asyncio.timeout(pause):
+                    event = await self._events.get()
+            except TimeoutError:
+                event = TimePassed()
+            if isinstance(event, EvaluationDone) and event.tokens:
+                self._bits_per_byte = event.bits_per_byte
+            elif isinstance(event, Progressed):
+                self._progress = event
+            for effect in engine.on(event, time.monotonic()):
+                await self._perform(effect)
+            self._show(engine)
+
+    async def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Say(session, term, body):
+                self._link.say(Envelope(session, term, body))
+            case HangUp():
+                self._link.hang_up()
+            case Tell(text, level):
+                LOG.log(logging.WARNING if level == "warning" else logging.INFO, text)
+            case Exit(code, reason):
+                self._exit(code, reason)
+            case StartTrainer(spec):
+                self._spec = RunSpec.from_json(spec)
+                self._supervise(self._host.start(spec))
+            case Train() | Relabel() | WrapUp() | EvaluateState() | Export() | BuildState():
+                if self._dropping:  # the trainer must not load what is about to be dropped
+                    await self._plane.settled()
+                    self._dropping = False
+                self._host.perform(effect)
+            case DropPending() | KeepSession() if self._vault is None:
+                if isinstance(effect, KeepSession):
+                    self._session = effect.session
+            case _:
+                self._dropping = self._dropping or isinstance(effect, DropPending)
+                self._plane.perform(effect)
+
+    def _exit(self, code: int, reason: str) -> None:
+        if self._over.done():
+            return
+        if code == 0:
+            LOG.info(reason)
+            self._over.set_result(0)
+        else:
+            self._over.set_exception(RefusedError("REFUSED", reason))
+
+    def _fail(self, error: ShoalError) -> None:
+        if not self._over.done():
+            self._over.set_exception(error)
+
+    def _supervise(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something for the daemon's life; when it fails, the daemon ends with its error."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._over.done():
+            self._over.set_exception(error)
+
+    # --- who we are and what we hold --------------------------------------------------------------------------------------------
+
+    def _introduction(self, port: int) -> Introduction:
+        settings = self._settings
+        return Introduction(
+            self._run,
+            uuid.uuid4().hex,
+            self._me,
+            self._advertised(port) if port else "",
+            settings.name,
+            settings.device,
+            f"shoal {__version__}",
+        )
+
+    def _advertised(self, port: int) -> str:
+        """The address that others dial."""
+        wanted = self._settings.advertise
+        if wanted.rpartition(":")[2].isdigit() and not wanted.endswith("]"):
+            return wanted
+        listening = split_address(self._settings.listen)[0]
+        host = wanted or (_own_address(self._keeper.current().session_addresses[0]) if _is_any(listening) else listening)
+        return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+    def _find_vault(self) -> Kept:
+        """The local copy of an earlier daemon, if there is one, made whole."""
+        last = self._slot.directory / LAST_COPY
+        if last.is_dir() and not self._vault_directory.exists():
+            shutil.copytree(last, self._vault_directory)
+        shutil.rmtree(last, ignore_errors=True)
+        if not self._vault_directory.exists():
+            return Kept()
+        try:
+            vault = self._vault = Vault.open(self._vault_directory, self._run)
+        except VaultError as error:
+            LOG.warning("the local copy cannot be used, the state is fetched anew: %s", error)
+            shutil.rmtree(self._vault_directory, ignore_errors=True)
+            return Kept()
+        LOG.info("found the local copy of version %d", vault.version)
+        return Kept(vault.session, vault.version, vault.trained)
+
+    async def _open_vault(self, layout: ParameterLayout) -> VaultPlace:
+        """The vault for the trainer's model: the one that is there if it fits, else a new one."""
+        assert self._spec is not None
+        spec = self._spec
+        send, back = codec(spec.codec.send, spec.codec.block), codec(spec.codec.return_, spec.codec.block)
+        parts = partition(layout, send, back)
+        if self._vault is not None and (self._vault.layout_hash != layout.hash or self._vault.parts != parts):
+            raise VaultError(
+                f"the local copy in {self._vault_directory} was made for another model",
+                "install the model code and versions that the other peers use, or remove that directory",
+            )
+        if self._vault is None:
+            keep = spec.state.keep_entries
+            self._vault = Vault.create(self._vault_directory, self._run, layout.values, layout.hash, parts, keep)
+            self._vault.keep_session(self._session)
+        self._plane.attach(self._vault, send, back, spec.state.keep_entries)
+        return VaultPlace(self._vault_directory, Layout(layout.hash, layout.values, (FragmentShape(len(parts)),)))
+
+    def _keep_last_copy(self) -> None:
+        last = self._slot.directory / LAST_COPY
+        shutil.rmtree(last, ignore_errors=True)
+        try:
+            shutil.copytree(self._vault_directory, last, ignore=shutil.ignore_patterns("lock"))
+        except (OSError, shutil.Error) as error:
+            LOG.warning("the local copy could not be kept in %s: %s", last, error)
+            shutil.rmtree(last, ignore_errors=True)
+        else:
+            LOG.info("this was the last member: its local copy is kept in %s", last)
+
+    # --- what people see --------------------------------------------------------------------------------------------------------
+
+    def _show(self, engine: Engine) -> None:
+        now = time.monotonic()
+        if engine.waiting_for != self._waiting[0]:
+            self._waiting = (engine.waiting_for, now)
+        elif now < self._watched_at + WATCH_EVERY_S:
+            return
+        self._watched_at = now
+        opened = engine.opened
+        self._watch(
+            PeerProgress(
+                engine.phase,
+                opened.round if opened is not None else 0,
+                engine.version,
+                opened.members if opened is not None else 0,
+                self._progress.steps,
+                self._progress.loss,
+                self._progress.tokens_per_s,
+                self._bits_per_byte,
+                engine.waiting_for,
+                now - self._waiting[1] if engine.waiting_for else 0.0,
+            )
+        )
+
+
+def partition(layout: ParameterLayout, send: Codec, back: Codec) -> tuple[Part, ...]:
+    """The parts of the run: cut by the codec whose parts are larger, so that both ways a part fits one message."""
+    probe = (send.block, 1)
+    return layout.partition(max(send, back, key=lambda c: c.encoded_size(probe)))
+
+
+async def _outcome(future: asyncio.Future[None]) -> None:
+    await future
+
+
+def _is_any(host: str) -> bool:
+    return host in ("0.0.0.0", "::", "[::]", "")
+
+
+def _own_address(coordinator: str) -> str:
+    """The address of this machine on the way to the coordinator. Nothing is sent."""
+    host, port = split_address(coordinator)
+    family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])
+
+
+__all__ = ["Daemon", "PeerProgress", "PeerSettings", "partition", "run_peer"]
