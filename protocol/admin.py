@@ -73,6 +73,7 @@ class Status:
     """What it waits for and what to do, when it does; else empty."""
     version: int
     round: int
+    """Newest round, or -1 before the first."""
     members: int
     min_peers: int
     committed_tokens: int
