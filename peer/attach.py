@@ -305,7 +305,8 @@ HEALTHY_AFTER_S = 60.0
 """A trainer that lived this long is started again after the first pause."""
 LIVES_BEFORE_ATTACHING = 5
 """Trainers that may die in a row before one was ready."""
-STOP_PATIENCE_S = 2.0
+STOP_PATIENCE_S = 1.5
+EXIT_LAG_S = 1.0
 
 MALLOC_THRESHOLDS = {
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
@@ -338,6 +339,8 @@ class TrainerHost:
         self._reason = ""
         self._was_ready = False
         self._place: VaultPlace | None = None
+        self.built: Built | None = None
+        """What the trainer said of itself and its data; None until then."""
         self._temporary: Path | None = None
 
     @property
@@ -459,17 +462,29 @@ class TrainerHost:
                 message = from_trainer(body)
                 await self._hear(message, writer)
         except (asyncio.IncompleteReadError, OSError):
-            self._lost(self._reason or "it closed its connection")
-        except ShoalError as error:
-            self._lost(str(error))
+            reason = self._reason or await self._exit_reason() or "it closed its connection"
+        except RemoteProtocolError as error:
+            reason = str(error)
         finally:
             writer.close()
+        if self._writer is writer:
+            self._lost(reason)
+
+    async def _exit_reason(self) -> str:
+        """How the trainer's process ended, if it did: the stream often ends a moment earlier."""
+        if self._process is None:
+            return ""
+        try:
+            return describe_exit(await asyncio.wait_for(self._process.wait(), EXIT_LAG_S))
+        except TimeoutError:
+            return ""
 
     async def _hear(self, message: FromTrainer, writer: asyncio.StreamWriter) -> None:
         match message:
             case Built():
-                if message.note:
+                if message.note and self.built is None:
                     self._callbacks.tell(message.note)
+                self.built = message
                 try:
                     self._place = place = await self._callbacks.open_vault(ParameterLayout.from_json(message.layout))
                 except LayoutError as error:

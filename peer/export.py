@@ -75,4 +75,5 @@ def sample_text(task: Task, device: torch.device, context: int, seed: int = 0, t
             chances = torch.softmax(logits / temperature, dim=-1)
             tokens.append(int(torch.multinomial(chances, 1, generator=generator)))
     task.module.train(was_training)
-    return bytes(tokens).decode(errors="replace")
+    text = bytes(tokens).decode(errors="replace")
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
