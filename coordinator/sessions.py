@@ -22,6 +22,7 @@ from shoal.coordinator.performer import Performer
 from shoal.protocol.channels import split_address
 from shoal.protocol.errors import ShoalError, UnreachableError
 from shoal.protocol.messages import Envelope, PeerId
+from shoal.protocol.services import SESSION_OPEN
 from shoal.protocol.tls import Caller, caller_of
 from shoal.protocol.wire import pack, unpack_from_peer
 
@@ -109,7 +110,7 @@ class Sessions:
         caller = caller_of(context)
         if not caller.rights & {"peer", "reducer"}:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"the certificate of {caller.peer} does not allow to take part")
-        await context.send_initial_metadata(())  # tells the peer that the stream is open before anything is said
+        await context.send_initial_metadata(SESSION_OPEN)
         seen_from = host_of(context.peer())
         outbox = Outbox()
         self._open.add(outbox)

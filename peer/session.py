@@ -31,7 +31,7 @@ from shoal.peer.events import Heard, Offline, Online
 from shoal.protocol.channels import Kind, open_channel
 from shoal.protocol.errors import IdentityError, RefusedError, ShoalError, UnreachableError
 from shoal.protocol.messages import Envelope
-from shoal.protocol.services import SESSION
+from shoal.protocol.services import SESSION, SESSION_OPEN
 from shoal.protocol.tls import client_credentials
 from shoal.protocol.wire import pack, unpack_from_coordinator
 
@@ -288,7 +288,10 @@ class GrpcDial:
             call = SESSION.stub(channel)()
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    await call.wait_for_connection()
+                    opened = dict(await call.initial_metadata() or ())
+                    if not opened.keys() >= dict(SESSION_OPEN).keys():
+                        await call.read()  # raises the reason; a stream that ends in peace without having been open is odd, too
+                        raise UnreachableError(f"{address} ended the stream at once", "is this the coordinator's session port?")
             except TimeoutError:
                 found = await asyncio.to_thread(probe, address, mine.ca, mine.server_name)
                 raise found or UnreachableError(

@@ -146,6 +146,8 @@ ADMIN: UnaryMethod[AdminCommand, AdminReply | AdminError] = UnaryMethod(
     _path(coordinator_pb2, "Coordinator", "Admin"), wire.pack_command, wire.unpack_command, wire.pack_reply, wire.unpack_reply
 )
 SESSION = StreamMethod(_path(coordinator_pb2, "Coordinator", "Session"))
+SESSION_OPEN = (("shoal-session", "open"),)
+"""Initial metadata of a session stream that is served. A call that failed has none, and looks alike otherwise until it is read."""
 REDUCE = StreamMethod(_path(peer_pb2, "Peer", "Reduce"))
 FETCH_PART: DownloadMethod[PartRequest] = DownloadMethod(
     _path(peer_pb2, "Peer", "FetchPart"), wire.pack_message, _unpacker(PartRequest)

@@ -100,7 +100,12 @@ async def test_nothing_is_sent_before_the_records_ahead_of_it_are_durable() -> N
         body = event.envelope.body
         assert isinstance(body, Heartbeat)
         number = body.steps
-        return [Journal(TermRaised(number)), Send(1, notice(number)), Journal(TermRaised(number + 100)), Send(1, notice(number + 100))]
+        return [
+            Journal(TermRaised(number)),
+            Send(1, notice(number)),
+            Journal(TermRaised(number + 100)),
+            Send(1, notice(number + 100)),
+        ]
 
     trace = Trace()
     trace.disk_is_slow_s = 0.01
