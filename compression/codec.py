@@ -4,8 +4,8 @@ A part is a range of a flat fp32 vector. Its *spans* are the lengths of the runs
 start anew at every span and never cross one, so that a part can be decoded without knowing where in the model it lies.
 
 Rule 1: `decode(payload)` depends on the bytes alone: not on threads, slices, alignment or the machine. It is a conversion of each
-value and at most one fp32 multiplication; int8 never makes a denormal number, so that not even a processor that flushes those to zero
-differs. `decode_add` with weight 1 into zeros gives the same bits.
+value and at most one fp32 multiplication; int8 never makes a denormal number, so that not even a processor that flushes those to
+zero differs. `decode_add` with weight 1 into zeros gives the same bits.
 Rule 2: what is not finite does not pass, in either direction. The limits below leave room for a sum of contributions: 2**15 values
 of `LARGEST_CONTRIBUTION` times `LARGEST_WEIGHT` are still finite in fp32, so that no accepted contribution can spoil the others'.
 Rule 3: all or nothing. A call that raises `CodecError` has changed no output.

@@ -1,8 +1,8 @@
 """DiLoCo: train alone for many steps, exchange how far you came, step together. And a whole run of it in one process.
 
 Rule: `Swarm` is the specification of a run in executable form. Real peers that get the same model, seeds, leases, order and outcome
-of each round end with the same bytes, because both use the same codecs, parts, order of summation and outer step. It knows nothing of
-sockets, and so of failures only their outcome: who is included in which part, or that a round was abandoned.
+of each round end with the same bytes, because both use the same codecs, parts, order of summation and outer step. It knows
+nothing of sockets, and so of failures only their outcome: who is included in which part, or that a round was abandoned.
 
     local := theta - pending;  train;  delta := theta - local                       each peer (pending is inside delta)
     sum   := sum of weight_i * decode(encode(delta_i)), in plan order               per part, by its reducer
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -183,9 +183,9 @@ class Swarm:
     ) -> Entry | None:
         """Everybody named in `leases` trains `quota` samples further along its uncommitted lease; then one entry, or none.
 
-        `leases`: spans [start, stop) of sample positions, pending work at the front. `expected_tokens`: all members' quotas by default.
-        `order`: of summation (by default that of `leases`). `missing`: parts that a peer's contribution did not reach. None comes
-        back if the round was abandoned or nobody had work; then all work stays pending.
+        `leases`: spans [start, stop) of sample positions, pending work at the front. `expected_tokens`: by default all members'
+        quotas. `order`: of summation (by default that of `leases`); who is not in it is excluded. `missing`: parts that a peer's
+        contribution did not reach. None comes back if the round was abandoned or a part had no weight; all work stays pending.
         """
         number = self.rounds + 1 if round is None else round
         self.rounds = number
@@ -194,9 +194,8 @@ class Swarm:
         deltas: dict[str, Tensor] = {}
         weights: dict[str, int] = {}
         for name, lease in leases.items():
-            deltas[name] = self._train(
-                self.members[name], lease, Assignment(number, (), quota, self.committed_tokens, expected_tokens)
-            )
+            assignment = Assignment(number, (), quota, self.committed_tokens, expected_tokens)
+            deltas[name] = self._train(self.members[name], lease, assignment)
             weights[name] = self.members[name].trained * self._sample_tokens
         working = [name for name in (order if order is not None else leases) if weights[name] > 0]
         if abandoned or not working:
@@ -212,10 +211,7 @@ class Swarm:
         local = torch.empty_like(self.theta)
         self._strategy.load(self.theta, member.pending, local)
         if positions:
-            local = member.train(
-                local,
-                Assignment(assignment.round, positions, assignment.quota, assignment.committed_tokens, assignment.expected_tokens),
-            )
+            local = member.train(local, replace(assignment, positions=positions))
         delta = torch.empty_like(self.theta)
         self._strategy.publish(self.theta, local, delta)
         if torch.isfinite(delta).all():

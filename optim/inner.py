@@ -1,8 +1,8 @@
 """How one peer trains between two synchronisations: the inner optimizer and one inner step.
 
 Rule: it knows the module, a loss and a learning rate; where the rate comes from is `schedule`'s business, when to stop the
-trainer's. Moments belong to the peer: they are kept over rounds, never averaged, never shared. Weight decay applies to matrices only. The same
-module, moments, batch and rate give the same bits if torch also uses as many threads.
+trainer's. Moments belong to the peer: they are kept over rounds, never averaged, never shared. Weight decay applies to matrices
+only. The same module, moments, batch and rate give the same bits if torch also uses as many threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def inner_optimizer(
     eps: float = 1e-8,
     weight_decay: float = 0.1,
 ) -> torch.optim.Optimizer:
-    """A fresh optimizer over the trainable parameters: "adamw", or "sgd" (plain: no `betas`, no `eps`). `set_rate` before each step."""
+    """A fresh optimizer over the trainable parameters: "adamw", or or plain "sgd". `set_rate` before each step."""
     matrices, others = decay_groups(module)
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]

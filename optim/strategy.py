@@ -1,7 +1,7 @@
 """What a synchronisation strategy decides: what peers send, what they load, and how the shared state moves.
 
-Rule: a strategy is arithmetic on slices of flat fp32 vectors, and the same for everybody. It is handed the combined update and never
-asks how it was combined. Private state (moments, pending work) stays with the peer; shared state is theta and momentum.
+Rule: a strategy is arithmetic on slices of flat fp32 vectors, and the same for everybody. It is handed the combined update and
+never asks how it was combined. Private state (moments, pending work) stays with the peer; shared state is theta and momentum.
 """
 
 from __future__ import annotations
