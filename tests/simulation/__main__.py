@@ -6,6 +6,7 @@ One seed shows its story; many run in parallel and end with one line, "500 seeds
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import sys
 import time
@@ -28,7 +29,7 @@ def main() -> int:
     started = time.perf_counter()
     violations = versions = events = stranded = 0
     with multiprocessing.Pool(arguments.processes) as pool:
-        for outcome in pool.imap_unordered(play, range(arguments.first, arguments.first + arguments.seeds), chunksize=4):
+        for outcome in pool.imap_unordered(functools.partial(play, tail=arguments.tail), range(arguments.first, arguments.first + arguments.seeds), chunksize=4):
             versions, events = versions + outcome.versions, events + outcome.events
             stranded += outcome.stranded
             if outcome.problem:

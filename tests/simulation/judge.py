@@ -267,10 +267,10 @@ class Judge:
             for part in range(self.model.parts):
                 sent = self.contributed.get((record.round, peer, part))
                 for work in sent.work if sent is not None else ():
-                    if work.id not in seen and not work.spent:
+                    if work.id not in seen and work.spent is None:
                         seen.add(work.id)
                         trained += work.samples
-                        work.spent = True
+                        work.spent = record.version
             if sorted(trained) != sorted(samples):
                 self.fail(f"{peer} trained on {sorted(trained)} for entry {record.version}, but {sorted(samples)} were spent")
             self.tokens += item.weight
@@ -374,14 +374,14 @@ class Judge:
     def peer_says(self, machine: Machine, body: FromPeer) -> None:
         """A message leaves a peer."""
         if isinstance(body, Ready) and body.weight:
-            unspent = self._unspent(machine.vault)
-            if unspent is not None and body.weight != unspent * self.tokens_per_sample:
+            unspent = len(self._unspent(machine.vault))
+            if body.weight != unspent * self.tokens_per_sample:
                 self.fail(f"{machine.peer} says weight {body.weight}, behind its pending work are {unspent} samples")
 
-    def _unspent(self, vault: Vault) -> int:
-        """Samples behind pending work that no entry has counted yet."""
-        seen = {work.id: work for pending in vault.pending for work in pending if not work.spent}
-        return sum(len(work.samples) for work in seen.values())
+    def _unspent(self, vault: Vault) -> list[int]:
+        """Samples behind pending work that no entry up to the vault's version has counted."""
+        seen = {w.id: w for pending in vault.pending for w in pending if w.spent is None or w.spent > vault.version}
+        return sorted(sample for work in seen.values() for sample in work.samples)
 
     def session_heard(self, machine: Machine) -> int:
         """The session that the last Welcome gave to this peer."""
@@ -391,7 +391,7 @@ class Judge:
         """A trainer made progress on every part: different for every peer, training and part."""
         for pending in machine.vault.pending:
             for work in pending:
-                if not work.spent and set(work.samples) & set(samples):
+                if work.spent is None and set(work.samples) & set(samples):
                     self.fail(
                         f"{machine.peer} trains on samples {sorted(set(work.samples) & set(samples))} that are pending already"
                     )
@@ -410,11 +410,10 @@ class Judge:
         if vault.version != order.base or vault.applying is not None:
             self.fail(f"{machine.peer} trains from version {order.base} but holds {vault.version}")
         self.compare(machine)
-        unspent = self._unspent(vault)
-        if order.trained != unspent:
-            self.fail(f"{machine.peer} is told that {order.trained} samples are behind its pending work; it is {unspent}")
+        behind = self._unspent(vault)
+        if order.trained != len(behind):
+            self.fail(f"{machine.peer} is told that {order.trained} samples are behind its pending work; it is {len(behind)}")
         first = list(positions(order.lease))[: order.trained]
-        behind = sorted({s for pending in vault.pending for work in pending if not work.spent for s in work.samples})
         if sorted(first) != behind:
             self.fail(f"{machine.peer} holds pending work on samples {behind}, the front of its lease is {first}")
 
@@ -434,7 +433,7 @@ class Judge:
         if sent is None:
             sent = self.contributed[key.round, machine.peer, key.part] = Contributed(payload, work)
             weight = next((c.weight for c in plan.contributions if c.peer == machine.peer), None)
-            unspent = self._unspent(machine.vault) * self.tokens_per_sample
+            unspent = len(self._unspent(machine.vault)) * self.tokens_per_sample
             if weight != unspent:
                 self.fail(f"{machine.peer} contributes {unspent} tokens to round {key.round}, the plan weighs them {weight}")
         if sent.payload != payload:

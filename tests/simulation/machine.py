@@ -88,8 +88,8 @@ class Work:
     values: tuple[Vector, ...]
     committed: list[int | None]
     """Per part, the version whose entry contains it."""
-    spent: bool = False
-    """Its samples were counted in an entry."""
+    spent: int | None = None
+    """The version whose entry counted its samples."""
     dropped: bool = False
 
     def __repr__(self) -> str:
