@@ -467,6 +467,9 @@ class Core:
         if not ledger.bound and said.version == 0 and self._origin_is_open(session, said):
             self._journal(OriginBuilt(session, said.layout, said.root))
             self._log(f"{self._name(session)} built version 0: {said.layout.values} values, fingerprint {said.root.hex()[:12]}")
+            for other in self._active():
+                if other.session != session:
+                    self._resync(other, 0, said.root)
         if said.version != ledger.version:
             presence.standing = Standing.FETCHING
             self._locate(presence, Locate(said.version), now)
@@ -619,6 +622,7 @@ class Core:
         if self.ledger.ended is not None:
             self._farewell(now)
             return
+        self._forgive()
         self._say_waiting(self._why_waiting(now))
         if self.round is None:
             if self._waiting.what:
@@ -627,6 +631,14 @@ class Core:
                 self._enough_since = now
             if self._enough_since is not None and now >= max(self._enough_since + self._patience(), self._reopen_at):
                 self._open_round(now)
+
+    def _forgive(self) -> None:
+        """Complaints that leave nobody to dial say more about the network of the moment than about any address: forget them all."""
+        listening = [p for p in self._active() if self.ledger.members[p.session].address]
+        if listening and not any(self._dialable(p.session) for p in listening):
+            self._log("every member was complained about: all get another chance", "warning")
+            for presence in listening:
+                presence.complaints.clear()
 
     def _patience(self) -> float:
         """The first round waits a little for more members; later ones open at once."""
@@ -768,12 +780,13 @@ class Core:
         """Two members could not exchange bulk bytes: evidence about the dialled one, and the end of a round that needs both."""
         complainer = self.ledger.members[presence.session].peer
         self._log(f"{complainer} could not exchange data with {said.peer}: {said.reason}", "warning")
+        round_ = self.round
+        if round_ is None or round_.state is not RoundState.REDUCING or not self._is_current(said.round, round_):
+            self.stale += 1  # that round's streams end with it
+            return
         accused = self.ledger.member_of(said.peer)
         if accused is not None and accused.session != presence.session:
             self._presence[accused.session].complaints.add(complainer)
-        round_ = self.round
-        if round_ is None or round_.state is not RoundState.REDUCING or not self._is_current(said.round, round_):
-            return
         if any(share.reducer.peer == said.peer and slot not in round_.decisions for slot, share in round_.reducer_of.items()):
             self._abandon(round_, f"{complainer} could not reach {said.peer}: {said.reason}", now)
 
@@ -882,6 +895,10 @@ class Core:
             now - round_.decided_at,
         )
         holders = round_.complete()
+        for share in round_.reducer_of.values():
+            member = ledger.member_of(share.reducer.peer)
+            if member is not None:
+                self._presence[member.session].complaints.clear()
         self._journal(record)
         self.round = None
         self._abandoned_in_a_row = 0

@@ -283,7 +283,8 @@ class Engine:
     @property
     def wake_at(self) -> float | None:
         """When TimePassed is due, if nothing happens before."""
-        times = [t for t in (self._locate_at, self._have_at, self._heartbeat_at, self._goodbye_at, self._leave_at) if t is not None]
+        leave_at = None if self._exporting else self._leave_at
+        times = [t for t in (self._locate_at, self._have_at, self._heartbeat_at, self._goodbye_at, leave_at) if t is not None]
         reduction = self.reduction
         if reduction is not None and reduction.deadline > self._clock and any(not part.closed for part in reduction.own.values()):
             times.append(reduction.deadline)
