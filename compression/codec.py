@@ -67,6 +67,12 @@ class Codec(Protocol):
     def encode(self, values: Tensor, spans: tuple[int, ...]) -> bytearray:
         """`values`: fp32, 1-D, contiguous, on the CPU, sum(spans) long; it is not changed."""
 
+    def encode_into(self, values: Tensor, spans: tuple[int, ...], out: bytearray | memoryview) -> None:
+        """The same into a writable buffer of exactly `encoded_size(spans)` bytes, which holds anything if CodecError is raised."""
+
+    def check(self, payload: Payload, spans: tuple[int, ...], weight: float = 1.0) -> None:
+        """Raises CodecError exactly if `decode_add` would; much cheaper than decoding where the format allows."""
+
     def decode(self, payload: Payload, spans: tuple[int, ...], out: Tensor | None = None) -> Tensor:
         """The fp32 values, in `out` if given. Reads `payload` only."""
 
@@ -126,15 +132,18 @@ class Int8:
         return _tiling(spans, self.block).size
 
     def encode(self, values: Tensor, spans: tuple[int, ...]) -> bytearray:
+        payload = bytearray(self.encoded_size(spans))
+        self.encode_into(values, spans, payload)
+        return payload
+
+    def encode_into(self, values: Tensor, spans: tuple[int, ...], out: bytearray | memoryview) -> None:
         tiling = _tiling(spans, self.block)
         _check_vector(values, tiling.values)
-        payload = bytearray(tiling.size)
+        raw = _writable(out, tiling.size)
         if not tiling.values:
-            return payload
-        raw = torch.frombuffer(payload, dtype=torch.int8)
-        scales = raw[: 4 * tiling.blocks].view(torch.float32)  # (blocks,)
+            return
         q = raw[4 * tiling.blocks :]  # (values,)
-        lows = torch.empty_like(scales)
+        scales, lows = torch.empty(tiling.blocks), torch.empty(tiling.blocks)
         for tile in tiling.tiles:
             x = values[tile.start : tile.stop].view(-1, tile.width)  # (rows, width)
             torch.amax(x, dim=1, out=scales[tile.block : tile.block + x.shape[0]])
@@ -154,7 +163,7 @@ class Int8:
             torch.div(x, divisors[tile.block : tile.block + x.shape[0], None], out=work)
             work.round_()
             q[tile.start : tile.stop].view(-1, tile.width).copy_(work)
-        return payload
+        raw[: 4 * tiling.blocks] = scales.view(torch.int8)
 
     def decode(self, payload: Payload, spans: tuple[int, ...], out: Tensor | None = None) -> Tensor:
         tiling = _tiling(spans, self.block)
@@ -179,6 +188,10 @@ class Int8:
             if weight != 1.0:
                 work.mul_(weight)
             into[tile.start : tile.stop].view(-1, tile.width).add_(work)
+
+    def check(self, payload: Payload, spans: tuple[int, ...], weight: float = 1.0) -> None:
+        _check_weight(weight)
+        self._read(payload, _tiling(spans, self.block), LARGEST_CONTRIBUTION)
 
     def _read(self, payload: Payload, tiling: _Tiling, largest: float) -> tuple[Tensor, Tensor]:
         """Scales (copied, so that they are aligned; checked) and values (a view) of a payload."""
@@ -271,13 +284,23 @@ class Cast:
         return self._width * sum(spans)
 
     def encode(self, values: Tensor, spans: tuple[int, ...]) -> bytearray:
+        payload = bytearray(self.encoded_size(spans))
+        self.encode_into(values, spans, payload)
+        return payload
+
+    def encode_into(self, values: Tensor, spans: tuple[int, ...], out: bytearray | memoryview) -> None:
         _check_vector(values, sum(spans))
+        raw = _writable(out, self.encoded_size(spans))
         if _largest_magnitude(values) > self._largest:
             raise CodecError(f"{self.name}: {_explain(values, self._largest)}")
-        payload = bytearray(self.encoded_size(spans))
-        if payload:
-            torch.frombuffer(payload, dtype=self._dtype).copy_(values)
-        return payload
+        if raw.data_ptr() % self._width:
+            raw.copy_(values.to(self._dtype).view(torch.int8))
+        else:
+            raw.view(self._dtype).copy_(values)
+
+    def check(self, payload: Payload, spans: tuple[int, ...], weight: float = 1.0) -> None:
+        _check_weight(weight)
+        self._read(payload, spans, LARGEST_CONTRIBUTION)
 
     def decode(self, payload: Payload, spans: tuple[int, ...], out: Tensor | None = None) -> Tensor:
         out = _output(out, sum(spans))
@@ -348,6 +371,14 @@ def _bytes_of(payload: Payload, size: int) -> Tensor:
     else:
         flat = torch.frombuffer(view, dtype=torch.int8)
     return flat
+
+
+def _writable(out: bytearray | memoryview, size: int) -> Tensor:
+    """A buffer to encode into, as int8."""
+    view = memoryview(out)
+    if view.nbytes != size or view.readonly or not view.c_contiguous:
+        raise ValueError(f"need a writable buffer of {size} bytes, not of {view.nbytes}")
+    return torch.frombuffer(view, dtype=torch.int8) if size else torch.empty(0, dtype=torch.int8)
 
 
 def _address(view: memoryview) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import math
+import re
 import struct
 
 import pytest
@@ -99,6 +100,18 @@ def test_decode_add_is_a_multiplication_then_an_addition_of_what_decode_gives(
     zeros = torch.zeros(sum(spans))
     any_codec.decode_add(payload, spans, zeros, 1.0)
     assert bits(zeros) == bits(decoded)
+
+
+def test_encoding_into_a_buffer_gives_the_same_bytes_at_any_alignment(any_codec: Codec) -> None:
+    values, spans = normal(1500), (1493, 7)
+    payload = any_codec.encode(values, spans)
+    for offset in range(5):
+        frame = bytearray(b"\xaa" * (len(payload) + offset + 3))
+        any_codec.encode_into(values, spans, memoryview(frame)[offset : offset + len(payload)])
+        assert frame == b"\xaa" * offset + payload + b"\xaa" * 3
+    for wrong in (bytearray(len(payload) + 1), bytearray(), memoryview(bytes(len(payload)))):
+        with pytest.raises(ValueError, match="writable buffer"):
+            any_codec.encode_into(values, spans, wrong)
 
 
 def test_threads_and_slices_and_alignment_change_no_bit(any_codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,9 +227,12 @@ def test_whatever_the_bytes_are_the_result_is_finite_and_bounded_or_an_error_tha
     into = torch.ones(sum(spans))
     try:
         any_codec.decode_add(payload, spans, into, LARGEST_WEIGHT)
-    except CodecError:
+    except CodecError as error:
+        with pytest.raises(CodecError, match=re.escape(str(error))):
+            any_codec.check(payload, spans, LARGEST_WEIGHT)
         assert into.tolist() == [1.0] * sum(spans)
     else:
+        any_codec.check(payload, spans, LARGEST_WEIGHT)
         assert bool((into.abs() <= 2.0**112 * 1.001).all())
     out = torch.ones(sum(spans))
     try:
@@ -232,6 +248,8 @@ def test_impossible_weights_are_refused(any_codec: Codec, weight: float) -> None
     into = torch.ones(8)
     with pytest.raises(CodecError, match="weight"):
         any_codec.decode_add(any_codec.encode(normal(8), (8,)), (8,), into, weight)
+    with pytest.raises(CodecError, match="weight"):
+        any_codec.check(any_codec.encode(normal(8), (8,)), (8,), weight)
     assert into.tolist() == [1.0] * 8
 
 
