@@ -70,7 +70,8 @@ _CONTROL_BYTES = 4096
     _SLOT_ROUND_1,
     _SLOT_TRAINED,
     _SLOT_TRAINED_1,
-) = range(13)
+    _SESSION,
+) = range(14)
 """Indices of the control words (64 bit, signed; -1 where a version is none). Stores of aligned words are not torn."""
 _NO_ROUND = -1
 
@@ -85,6 +86,8 @@ class Entry:
 
     commit: Commit
     included: tuple[bool, ...]
+    trained: int
+    """Samples behind the slot afterwards."""
     slot: int
     codec: str
     block: int
@@ -171,13 +174,13 @@ class Vault:
                     raise storage_full(directory, need, f"{values:,} parameters") from error
                 raise
             (directory / "entries").mkdir()
-            words = [0] * 13
+            words = [0] * 14
             words[_MAGIC_WORD], words[_FORMAT_WORD] = _MAGIC, FORMAT
             for word in (_VERSION, _APPLYING, _INSTALLING):
                 words[word] = NO_VERSION
             words[_SLOT_ROUND] = words[_SLOT_ROUND_1] = _NO_ROUND
             with open(directory / "control", "r+b") as file:
-                file.write(struct.pack("<13q", *words))
+                file.write(struct.pack("<14q", *words))
             about = {
                 "format": FORMAT,
                 "run": run,
@@ -267,6 +270,15 @@ class Vault:
         """Samples behind the active slot."""
         return self._words[_SLOT_TRAINED + self._words[_ACTIVE]]
 
+    @property
+    def session(self) -> int:
+        """The session that a restarted daemon may resume, or NO_SESSION."""
+        return self._words[_SESSION]
+
+    def keep_session(self, session: int) -> None:
+        """Remember a session for a restarted daemon."""
+        self._words[_SESSION] = session
+
     def read_theta(self, version: int, out: torch.Tensor | None = None) -> torch.Tensor | None:
         """A consistent copy of the outer parameters at `version`, or None when that is not what the vault holds (any more)."""
         return self._consistent(version, lambda: self.theta.clone() if out is None else out.copy_(self.theta))
@@ -330,12 +342,13 @@ class Vault:
         self.observe("dropped")
         self._words[_DROPPING] = 0
 
-    def apply(self, commit: Commit, included: Sequence[bool], codec: Codec) -> None:
+    def apply(self, commit: Commit, included: Sequence[bool], codec: Codec, trained: int = 0) -> None:
         """Turn version `commit.base` into `commit.version`: per part, the outer step with the part's decoded bytes from the store;
         where this peer's work is included, its pending slice becomes 0.
 
-        `codec` is the return codec. An entry that the vault is past already changes nothing. After a kill at any
-        moment `open` ends with the same bytes. Raises LocalProtocolError when parts are missing or do not fit.
+        `codec` is the return codec; `trained` counts the samples behind what stays pending. An entry that the vault is past already
+        changes nothing. After a kill at any moment `open` ends with the same bytes. Raises LocalProtocolError when parts miss
+        or do not fit.
         """
         if commit.version <= self.version and not self.changing:
             return
@@ -343,7 +356,7 @@ class Vault:
             raise LocalProtocolError(f"entry {commit.version} continues version {commit.base}, the vault is at {self.version}")
         if len(included) != len(commit.parts):
             raise LocalProtocolError(f"{len(included)} inclusions for {len(commit.parts)} parts")
-        entry = Entry(commit, tuple(included), self._words[_ACTIVE], codec.name, codec.block)
+        entry = Entry(commit, tuple(included), trained, self._words[_ACTIVE], codec.name, codec.block)
         self._payloads(entry, codec)
         _write_whole(self._entry_path(commit.version), json.dumps(to_plain(entry)).encode())
         self.observe("entry written")
@@ -380,6 +393,7 @@ class Vault:
             self._words[_PROGRESS] = 2 * index + 2
             self.observe("part done")
         self._entries[commit.version] = entry
+        self._words[_SLOT_TRAINED + entry.slot] = entry.trained
         self._finish_change(commit.version)
 
     def _payloads(self, entry: Entry, codec: Codec) -> Callable[[int], bytes]:

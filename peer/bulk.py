@@ -1,0 +1,532 @@
+"""The bulk plane: performs the engine's effects that move bytes, and tells it what arrived.
+
+Rule 1: effects are performed in the order given. `perform` never waits; what takes time runs in tasks and worker threads, in an
+order that keeps the promises of `events` (additions of a part in order, its closing after them, work on whole states in line).
+Rule 2: nothing fails silently. What a peer did wrong becomes an event or a counter; what we did wrong ends the daemon (`broken`).
+Rule 3: memory is bounded, whatever others send. Beside the vault there are, per value of the model: about one byte of contributions
+that wait to be added, and 8 bytes while somebody fetches the state; and a constant: sums (64 MiB), frames on their way (a few MiB
+per stream).
+
+Neighbours: `exchange` is one round's streams, `reduction` adds up, `frozen` serves joiners, `vault` keeps what lasts, `engine`
+decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from shoal.compression.codec import Codec
+from shoal.peer.events import (
+    Add,
+    Apply,
+    BeginReduce,
+    ClosePart,
+    Collect,
+    Discard,
+    DropPending,
+    DropRound,
+    EntryApplied,
+    Event,
+    FetchPart,
+    FetchState,
+    Hashed,
+    HashState,
+    KeepSession,
+    PartFetchFailed,
+    PartReduced,
+    ResultArrived,
+    ReturnPart,
+    SendPart,
+    Serve,
+    StateFetched,
+    StateFetchFailed,
+)
+from shoal.peer.exchange import Exchange, Inbound, Limits, Tools
+from shoal.peer.frozen import FrozenStates
+from shoal.peer.reduction import Addition, Reduced, Reducer
+from shoal.peer.vault import Vault, VaultError
+from shoal.peer.workers import Workers
+from shoal.protocol import channels, frames, services, tls, wire
+from shoal.protocol.channels import Kind
+from shoal.protocol.errors import IdentityError, LocalProtocolError, RefusedError, RemoteProtocolError, UnreachableError
+from shoal.protocol.messages import Contact, PartKey, PeerId
+from shoal.protocol.transfers import PartRequest, Ping, Pong, StateOffer, StateRequest
+
+BulkEffect = (
+    BeginReduce
+    | Collect
+    | SendPart
+    | Add
+    | Discard
+    | ClosePart
+    | ReturnPart
+    | FetchPart
+    | FetchState
+    | DropRound
+    | DropPending
+    | Apply
+    | HashState
+    | Serve
+    | KeepSession
+)
+"""What `BulkPlane.perform` performs; everything else is the daemon's."""
+
+_PARTS_FETCHED_AT_ONCE = 8
+_ROUNDS_REMEMBERED = 1024
+_STOP_GRACE_S = 0.5
+
+
+class BulkPlane:
+    """One peer's side of all bulk transfers. Lives on the event loop."""
+
+    def __init__(
+        self,
+        run: str,
+        credential: tls.Credential | Callable[[], tls.Credential],
+        workers: Workers,
+        emit: Callable[[Event], None],
+        limits: Limits | None = None,
+    ) -> None:
+        """`credential` (a function when it may be renewed) says who this peer is; `emit` is called on the event loop."""
+        self._run = run
+        self._credential = credential if callable(credential) else lambda: credential
+        self.me: PeerId = self._credential().owner.peer
+        self._workers = workers
+        self._emit = emit
+        self._limits = limits or Limits()
+        self._server: grpc.aio.Server | None = None
+        self._channels: dict[Contact, grpc.aio.Channel] = {}
+        self._tools: Tools | None = None
+        self._reducer: Reducer | None = None
+        self._frozen: FrozenStates | None = None
+        self._keep_entries = 0
+        self._serving = True
+        self._banned: frozenset[PeerId] = frozenset()
+        self._rounds: dict[int, Exchange] = {}
+        self._over: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        """Rounds that were dropped, with the bytes sent and received in them."""
+        self._begun: dict[int, asyncio.Event] = {}
+        self._early = 0
+        self._fetching = asyncio.Semaphore(_PARTS_FETCHED_AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.dropped: Counter[str] = Counter()
+        """Frames and streams that were dropped or refused, by reason."""
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets the exception of whatever went wrong in here; the daemon's supervisor awaits it."""
+
+    # --- life -------------------------------------------------------------------------------------------------------------------
+
+    async def listen(self, address: str) -> int:
+        """Serve other peers at this address; the real port. Before `attach`, streams wait and fetches are refused."""
+        self._server = channels.new_server(Kind.BULK)
+        served = (
+            services.REDUCE.serve(self._serve_reduce),
+            services.FETCH_PART.serve(self._serve_part),
+            services.FETCH_STATE.serve(self._serve_state),
+            services.PING.serve(self._serve_ping),
+        )
+        self._server.add_generic_rpc_handlers(services.handlers(*served))
+        port = channels.listen(self._server, address, tls.server_credentials(self._credential))
+        await self._server.start()
+        return port
+
+    def attach(self, vault: Vault, send_codec: Codec, return_codec: Codec, keep_entries: int = 8) -> None:
+        """The model is known: work with this vault and these codecs from now on."""
+        if self._rounds:
+            raise LocalProtocolError("a vault cannot be attached in the middle of a round")
+        self._tools = Tools(
+            self._run,
+            self.me,
+            vault,
+            send_codec,
+            return_codec,
+            self._workers,
+            self._limits,
+            self._emit,
+            self.dropped,
+            self._spawn,
+        )
+        self._reducer = Reducer(self._workers, (send_codec, return_codec), self._reduced, self._fail)
+        self._frozen = FrozenStates(vault, self._workers)
+        self._keep_entries = keep_entries
+
+    def ban(self, peers: frozenset[PeerId]) -> None:
+        """Refuse these peers from now on, open streams included."""
+        self._banned = peers
+        for exchange in self._rounds.values():
+            for peer in peers & exchange.inbound.keys():
+                exchange.inbound[peer].end()
+
+    async def settled(self) -> None:
+        """Returns when all work on whole states that was asked for before is done."""
+        await self._workers.state(lambda: None)
+
+    async def close(self) -> None:
+        """End all streams and tasks. The vault and the workers stay their owners'."""
+        for round_id in list(self._rounds):
+            self._drop(round_id)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop(_STOP_GRACE_S)
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+        if self.broken.done() and not self.broken.cancelled():
+            self.broken.exception()
+        self.broken.cancel()
+
+    def traffic(self, round_id: int) -> tuple[int, int]:
+        """Bytes of frames sent and received in a round."""
+        exchange = self._rounds.get(round_id)
+        return (exchange.sent_bytes, exchange.received_bytes) if exchange else self._over.get(round_id, (0, 0))
+
+    # --- effects ----------------------------------------------------------------------------------------------------------------
+
+    def perform(self, effect: BulkEffect) -> None:
+        """Begin what the engine wants done. Raises LocalProtocolError for what makes no sense here and now."""
+        match effect:
+            case BeginReduce():
+                self._begin(effect)
+            case DropRound(round_id):
+                self._drop(round_id)
+            case FetchPart():
+                self._spawn(self._fetch_part(effect))
+            case FetchState():
+                self._spawn(self._fetch_state(effect))
+            case Apply():
+                self._on_state(self._apply, effect)
+            case HashState(version):
+                self._on_state(self._hash, version)
+            case DropPending():
+                self._on_state(self._tooled.vault.drop_pending)
+            case KeepSession(session):
+                self._on_state(self._tooled.vault.keep_session, session)
+            case Serve(allowed):
+                self._serving = allowed
+            case Collect(round_id, reducer):
+                if exchange := self._live(round_id):
+                    exchange.open(reducer.peer, lambda: services.REDUCE.stub(self._channel(reducer))())
+            case SendPart(key, peer):
+                if exchange := self._live(key.round):
+                    exchange.send(key, peer)
+            case Add(key, peer, weight):
+                if exchange := self._live(key.round):
+                    self._add(exchange, key, peer, weight)
+            case Discard(key, peer):
+                if exchange := self._live(key.round):
+                    exchange.release(key, peer)
+            case ClosePart(key, divisor):
+                if exchange := self._live(key.round):
+                    self._summing.close(key, exchange.spans(key), self._tooled.vault.store, divisor)
+            case ReturnPart(key, to):
+                if exchange := self._live(key.round):
+                    exchange.give(key, to)
+
+    def _live(self, round_id: int) -> Exchange | None:
+        """A round in flight; None for one that was dropped meanwhile."""
+        exchange = self._rounds.get(round_id)
+        if exchange is None and round_id not in self._over:
+            raise LocalProtocolError(f"round {round_id} has not begun here")
+        return exchange
+
+    def _begin(self, effect: BeginReduce) -> None:
+        round_id = effect.plan.round
+        if round_id in self._rounds:
+            self._rounds[round_id].extend(effect.plan)
+        elif round_id not in self._over:
+            self._rounds[round_id] = Exchange(effect.plan, self._tooled)
+            if begun := self._begun.pop(round_id, None):
+                begun.set()
+
+    def _add(self, exchange: Exchange, key: PartKey, peer: PeerId, weight: int) -> None:
+        payload = exchange.release(key, peer)
+        if payload is None:
+            raise LocalProtocolError(f"there is no contribution of {peer} to {key} to add")
+        self._summing.add(key, exchange.spans(key), self._tooled.vault.store, Addition(peer, payload, weight))
+
+    def _reduced(self, key: PartKey, reduced: Reduced) -> None:
+        if exchange := self._rounds.get(key.round):
+            exchange.reduced(key, reduced.digest, reduced.payload)
+            self._emit(PartReduced(key, reduced.digest))
+
+    def _drop(self, round_id: int) -> None:
+        exchange = self._rounds.pop(round_id, None)
+        if exchange is None:
+            return
+        self._over[round_id] = (exchange.sent_bytes, exchange.received_bytes)
+        while len(self._over) > _ROUNDS_REMEMBERED:
+            self._over.popitem(last=False)
+        exchange.end()
+        self._summing.drop_round(round_id)
+        self._on_state(self._tooled.vault.drop_round, round_id)
+
+    def _apply(self, effect: Apply) -> Callable[[], None]:
+        """In the state thread; returns what is to be said on the event loop."""
+        tools = self._tooled
+        tools.vault.apply(effect.commit, effect.included, tools.return_codec, effect.trained)
+        tools.vault.keep_entries(self._keep_entries, list(self._rounds))
+        return lambda: self._emit(EntryApplied(effect.commit.version, *self.traffic(effect.commit.round)))
+
+    def _hash(self, version: int) -> Callable[[], None]:
+        vault = self._tooled.vault
+        if vault.version != version:
+            return lambda: None
+        root = vault.root()
+        return lambda: self._emit(Hashed(version, root))
+
+    # --- fetching ---------------------------------------------------------------------------------------------------------------
+
+    async def _fetch_part(self, effect: FetchPart) -> None:
+        """Ask one contact after another, each part beginning with another one, so that many parts are spread over all."""
+        tools, key, reasons = self._tooled, effect.key, []
+        first = key.part % max(1, len(effect.contacts))
+        async with self._fetching:
+            for contact in (*effect.contacts[first:], *effect.contacts[:first]):
+                try:
+                    payload = await self._download_part(contact, effect.digest)
+                    if hashlib.sha256(payload).digest() != effect.digest:
+                        raise RemoteProtocolError("the bytes have another digest")
+                except _TRANSFER_ERRORS as error:
+                    reasons.append(f"{contact.peer}: {_why(error)}")
+                    continue
+                await self._workers.part(tools.vault.store.put, key, effect.digest, payload)
+                if exchange := self._rounds.get(key.round):
+                    exchange.results[key] = effect.digest
+                self._emit(ResultArrived(key, effect.digest))
+                return
+        self._emit(PartFetchFailed(key, "; ".join(reasons) or "there is nobody to ask"))
+
+    async def _download_part(self, contact: Contact, digest: bytes) -> bytes:
+        chunks: list[bytes] = []
+        size = 0
+        call = services.FETCH_PART.open(self._channel(contact), PartRequest(self._run, digest))
+        async for chunk in _steadily(call, self._limits.progress_s):
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > frames.FRAME_LIMIT_BYTES:
+                call.cancel()
+                raise RemoteProtocolError("more bytes than a part can have")
+        return b"".join(chunks)
+
+    async def _fetch_state(self, effect: FetchState) -> None:
+        reasons, failed = [], []
+        for contact in effect.contacts:
+            try:
+                version, root = await self._fetch_state_from(contact, effect.version)
+            except _TRANSFER_ERRORS as error:
+                reasons.append(f"{contact.peer}: {_why(error)}")
+                failed.append(contact.peer)
+            else:
+                self._emit(StateFetched(version, root, contact.peer))
+                return
+        self._emit(StateFetchFailed("; ".join(reasons) or "there is nobody to ask", tuple(failed)))
+
+    async def _fetch_state_from(self, contact: Contact, version: int) -> tuple[int, bytes]:
+        """Fetch, check and install; goes on with what an earlier donor began, if this one has the same state."""
+        vault = self._tooled.vault
+        begun = vault.interrupted()
+        if begun is not None and begun.version >= version:
+            try:
+                return await self._download_state(contact, StateRequest(self._run, begun.version, begun.received, begun.root))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.NOT_FOUND:
+                    raise
+        return await self._download_state(contact, StateRequest(self._run, version))
+
+    async def _download_state(self, contact: Contact, request: StateRequest) -> tuple[int, bytes]:
+        vault, workers = self._tooled.vault, self._workers
+        call = services.FETCH_STATE.open(self._channel(contact), request)
+        chunks = _steadily(call, self._limits.progress_s)
+        try:
+            offer = wire.unpack_message(StateOffer, await anext(chunks, b""))
+            if offer.layout_hash != vault.layout_hash or offer.size != 8 * vault.values:
+                raise RemoteProtocolError("the state offered is of another model")
+            if offer.version < request.version or (request.root and offer.root != request.root):
+                raise RemoteProtocolError(f"version {offer.version} was offered, {request.version} was asked for")
+            incoming = await workers.state(vault.incoming, offer.version, offer.root)
+            if offer.offset != incoming.received:
+                raise RemoteProtocolError(f"the state was offered from byte {offer.offset}, {incoming.received} are here")
+            async for chunk in chunks:
+                await workers.state(incoming.write, chunk)
+        finally:
+            call.cancel()
+        if not incoming.whole:
+            raise RemoteProtocolError(f"the state ended after {incoming.received} of {incoming.total} bytes")
+        await workers.state(vault.install, incoming)
+        return offer.version, offer.root
+
+    # --- serving ----------------------------------------------------------------------------------------------------------------
+
+    async def _caller(self, context: Any) -> PeerId:
+        """Who calls, by certificate; refuses whoever is no peer of this run."""
+        try:
+            peer, rights = tls.peer_of(context)
+        except IdentityError as error:
+            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
+        if "peer" not in rights:
+            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, f"{peer} is no peer of this run")
+        if peer in self._banned:
+            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, f"{peer} is banned from this run")
+        return peer
+
+    async def _refuse(self, context: Any, code: grpc.StatusCode, reason: str) -> NoReturn:
+        self.dropped[f"call refused: {code.name.lower()}"] += 1
+        await context.abort(code, reason)
+        raise AssertionError("abort raises")
+
+    async def _serve_reduce(self, _: Any, context: Any) -> None:
+        peer = await self._caller(context)
+        try:
+            async with asyncio.timeout(self._limits.progress_s):
+                header, payload = frames.decode(await context.read() or b"")
+        except (RemoteProtocolError, TypeError, TimeoutError) as error:
+            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"the stream does not begin with a frame: {error}")
+        if header.run != self._run or len(payload):
+            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "the stream does not begin with an opening of this run")
+        exchange = await self._exchange_of(header.round, context)
+        if unlike := exchange.mismatch(header):
+            await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, f"round {header.round} has another {unlike} here")
+        if peer not in exchange.plan.members:
+            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, f"{peer} is no member of round {header.round}")
+        await Inbound(exchange, peer, context).serve()
+
+    async def _exchange_of(self, round_id: int, context: Any) -> Exchange:
+        """The round that a stream is for; waits for this peer's own plan. Nothing is read meanwhile, so HTTP/2 holds the sender."""
+        if round_id not in self._rounds and round_id not in self._over:
+            if self._early >= self._limits.early_streams:
+                await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams wait for a plan")
+            self._early += 1
+            try:
+                async with asyncio.timeout(self._limits.early_s):
+                    await self._begun.setdefault(round_id, asyncio.Event()).wait()
+            except TimeoutError:
+                reason = f"no plan of round {round_id} came within {self._limits.early_s:g} s"
+                await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, reason)
+            finally:
+                self._early -= 1
+                if self._early == 0:
+                    self._begun.clear()
+        if round_id not in self._rounds:
+            await self._refuse(context, grpc.StatusCode.NOT_FOUND, f"round {round_id} is over")
+        return self._rounds[round_id]
+
+    async def _serve_part(self, request: PartRequest, context: Any) -> AsyncIterator[bytes]:
+        await self._caller(context)
+        tools = self._tools
+        if request.run != self._run or tools is None or not self._serving:
+            await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "this peer serves no parts of that run now")
+        stored = tools.vault.store.find(request.digest)
+        if stored is None:
+            await self._refuse(context, grpc.StatusCode.NOT_FOUND, "this peer does not have the part")
+        payload = await self._workers.part(tools.vault.store.read, stored)
+        for start in range(0, len(payload), channels.CHUNK_BYTES):
+            yield payload[start : start + channels.CHUNK_BYTES]
+
+    async def _serve_state(self, request: StateRequest, context: Any) -> AsyncIterator[bytes]:
+        await self._caller(context)
+        if request.run != self._run or self._frozen is None or not self._serving:
+            await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "this peer serves no state of that run now")
+        try:
+            async with self._frozen.hold(request.version, request.root) as frozen:
+                offset = request.offset if request.root else 0
+                yield wire.pack_message(StateOffer(frozen.version, frozen.root, frozen.layout_hash, frozen.size, offset))
+                while offset < frozen.size:
+                    chunk = frozen.chunk(offset, channels.CHUNK_BYTES)
+                    offset += len(chunk)
+                    yield chunk
+        except RefusedError as error:
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED if error.code == "busy" else grpc.StatusCode.NOT_FOUND
+            await self._refuse(context, code, str(error))
+
+    async def _serve_ping(self, request: Ping, context: Any) -> Pong:
+        await self._caller(context)
+        if request.run != self._run:
+            await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "another run lives here")
+        return Pong(self.me, request.nonce)
+
+    # --- inside -----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _tooled(self) -> Tools:
+        if self._tools is None:
+            raise LocalProtocolError("no vault is attached to the bulk plane yet")
+        return self._tools
+
+    @property
+    def _summing(self) -> Reducer:
+        if self._reducer is None:
+            raise LocalProtocolError("no vault is attached to the bulk plane yet")
+        return self._reducer
+
+    def _channel(self, contact: Contact) -> grpc.aio.Channel:
+        channel = self._channels.get(contact)
+        if channel is None:
+            credentials = tls.client_credentials(self._credential())
+            channel = self._channels[contact] = channels.open_channel(Kind.BULK, contact.address, credentials, contact.peer)
+        return channel
+
+    def _on_state(self, work: Callable[..., Callable[[], None] | None], *args: Any) -> None:
+        """Put work on whole states in line, now; what it returns is called on the event loop."""
+        done = self._workers.state(work, *args)
+
+        async def finish() -> None:
+            if say := await done:
+                say()
+
+        self._spawn(finish())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.broken.done():
+            self.broken.set_exception(error)
+
+
+_TRANSFER_ERRORS = (grpc.aio.AioRpcError, RemoteProtocolError, UnreachableError, VaultError, TimeoutError)
+
+
+def _why(error: BaseException) -> str:
+    """One sentence about a transfer that failed."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name.lower()}: {error.details()}"
+    return str(error) or "no progress"
+
+
+async def _steadily(call: Any, progress_s: float) -> AsyncIterator[bytes]:
+    """The messages of a download, each within the deadline of the one before. Raises TimeoutError that says how far it came."""
+    messages, count = aiter(call), 0
+    while True:
+        try:
+            async with asyncio.timeout(progress_s):
+                message: bytes = await anext(messages)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            call.cancel()
+            raise TimeoutError(f"no bytes within {progress_s:g} s, after {count} messages") from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise RemoteProtocolError("the call was cancelled") from None
+        count += 1
+        yield message

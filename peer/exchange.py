@@ -1,0 +1,564 @@
+"""One round's bulk streams: contributions out and results in, contributions in and results out.
+
+Rule 1: nothing moves without a plan. What a stream carries is checked against run, term, group, fragment, round, section, part,
+attempt, weight and size, and against who the other end's certificate says it is; what does not match is dropped and counted.
+Rule 2: whoever is faster waits. A sender encodes at most two parts ahead of the wire, a receiver stops reading while it holds as
+much as the plan allows or is behind with hashing; HTTP/2 passes the pressure on.
+Rule 3: a stream that makes no progress is ended and explained. A broken one is opened again a few times before that, and both ends
+then repeat what may have been lost; repeats are recognised by key.
+
+    contributor                                              reducer
+    Outbound.send(key) ─► encode ─► write ───────────► Inbound reads ─► checked ─► arrived
+    store ◄─ hash ◄─ check ◄─ read ◄─────────────────── write ◄─ Inbound.give(key)
+
+Neighbours: `bulk` owns the rounds and performs the engine's effects with them; `reduction` adds up what arrived here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+import torch
+
+from shoal.compression.codec import Codec, CodecError
+from shoal.peer.events import ContributionArrived, ContributionRefused, Event, ResultArrived, StreamFailed
+from shoal.peer.vault import Vault
+from shoal.peer.workers import Workers
+from shoal.protocol import frames
+from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError
+from shoal.protocol.frames import FrameHeader
+from shoal.protocol.messages import PartKey, PeerId, Plan, Section
+
+_ROUND_IDS = ("run", "term", "group", "fragment", "round")
+_EOF: Any = vars(grpc.aio)["EOF"]
+_FRAMES_REMEMBERED = 16
+"""Framed results in memory per round: members read at about the same pace; a late one gets its own copy from the store."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long and how much a bulk plane waits and holds."""
+
+    progress_s: float = 60.0
+    """No message within this time on a stream that owes one: the stream has failed."""
+    early_s: float = 60.0
+    """How long a stream that opened before this peer's own plan waits for it."""
+    early_streams: int = 256
+    """How many of those wait at once; further ones are refused."""
+    reopen: int = 3
+    """How often a broken stream is opened again before it counts as failed."""
+    reopen_s: float = 0.5
+    """Pause before the first of these; it doubles. A reducer waits as long as all of them for a contributor to come back."""
+    unplanned_bytes: int = 16 << 20
+    """Contributions of a re-planned attempt that one contributor may have waiting here, beyond its share of the plan."""
+    results_in_hand: int = 4
+    """Results per stream that are being hashed and stored while the next is read."""
+
+    @property
+    def absence_s(self) -> float:
+        """How long a contributor with a broken stream may take to come back."""
+        return self.reopen_s * float(1 << self.reopen) + 1.0
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What every exchange of a daemon works with."""
+
+    run: str
+    me: PeerId
+    vault: Vault
+    send_codec: Codec
+    return_codec: Codec
+    workers: Workers
+    limits: Limits
+    emit: Callable[[Event], None]
+    dropped: Counter[str]
+    """What was dropped, by reason."""
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    """Runs a coroutine whose exception ends the daemon."""
+
+
+def check_contribution(codec: Codec, payload: memoryview, spans: tuple[int, ...]) -> None:
+    """Raises CodecError unless the payload can be added."""
+    codec.decode_add(payload, spans, torch.zeros(sum(spans)), 1.0)
+
+
+class Exchange:
+    """Everything this peer knows of one round in flight."""
+
+    def __init__(self, plan: Plan, tools: Tools) -> None:
+        self.plan = plan
+        self.tools = tools
+        self.weights = {entry.peer: entry.weight for entry in plan.contributions}
+        self.outbound: dict[PeerId, Outbound] = {}
+        self.inbound: dict[PeerId, Inbound] = {}
+        self.results: dict[PartKey, bytes] = {}
+        """Digests of the final parts that are in the store."""
+        self.over = False
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self._owners: dict[PartKey, PeerId] = {}
+        self._allowance = 0
+        self._arrived: dict[PeerId, set[PartKey]] = {}
+        self._held: dict[tuple[PartKey, PeerId], memoryview] = {}
+        self._held_bytes: Counter[PeerId] = Counter()
+        self._returned: dict[PeerId, list[PartKey]] = {}
+        self._frames: OrderedDict[PartKey, bytes] = OrderedDict()
+        self._unplanned: Counter[PeerId] = Counter()
+        self._asked: dict[PeerId, dict[PartKey, None]] = {}
+        self._own: deque[PartKey] = deque()
+        self._own_lane: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.extend(plan)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run something for as long as the round lasts."""
+        task = self.tools.spawn(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def end(self) -> None:
+        """The round is over: close its streams and let go of its bytes."""
+        self.over = True
+        for member in self.inbound.values():
+            member.end()
+        for reducer in self.outbound.values():
+            reducer.end()
+        for task in self._tasks:
+            task.cancel()
+        self._held.clear()
+        self._frames.clear()
+
+    # --- what the plan says -----------------------------------------------------------------------------------------------------
+
+    def extend(self, plan: Plan) -> None:
+        """Take the shares of the plan, or of the same plan with re-planned shares added."""
+        for share in plan.shares:
+            for part in range(share.start, share.stop):
+                self._owners[PartKey(plan.round, share.section, part, share.attempt)] = share.reducer.peer
+        sizes = (self.spans(key) for key, owner in self._owners.items() if owner == self.tools.me)
+        self._allowance = sum(self.tools.send_codec.encoded_size(spans) for spans in sizes if spans)
+
+    def spans(self, key: PartKey) -> tuple[int, ...]:
+        """The spans of a part; none when the layout has no such part."""
+        parts = self.tools.vault.parts
+        return parts[key.part].spans if key.section is Section.PARAMETERS and key.part < len(parts) else ()
+
+    def header(self, key: PartKey, weight: int = 0) -> FrameHeader:
+        """What a frame of this round says about itself."""
+        plan, run = self.plan, self.tools.run
+        return FrameHeader(run, plan.term, plan.group, plan.fragment, plan.round, key.section, key.part, key.attempt, weight)
+
+    def opening(self) -> bytes:
+        """The first frame of a stream: which round it is for, and no part."""
+        return frames.encode(self.header(PartKey(self.plan.round, Section.PARAMETERS, 0)))
+
+    def mismatch(self, header: FrameHeader) -> str:
+        """Which id of a frame is not this round's, or ""."""
+        mine = self.header(header.key)
+        return next((name for name in _ROUND_IDS if getattr(header, name) != getattr(mine, name)), "")
+
+    # --- as contributor ---------------------------------------------------------------------------------------------------------
+
+    def encode(self, key: PartKey) -> bytearray:
+        """In a worker thread: this peer's contribution to a part. Raises CodecError."""
+        spans = self.spans(key)
+        if not spans:
+            raise LocalProtocolError(f"asked to send {key}, which is not in the layout")
+        part = self.tools.vault.parts[key.part]
+        return self.tools.send_codec.encode(self.tools.vault.pending[part.start : part.stop], spans)
+
+    def encode_frame(self, key: PartKey) -> bytes:
+        """In a worker thread: the same, framed."""
+        return frames.encode(self.header(key, self.weights[self.tools.me]), self.encode(key))
+
+    def open(self, reducer: PeerId, dial: Callable[[], Any]) -> None:
+        """Open the stream to a reducer, unless it is open; what was asked to be sent to it before and has no result goes first."""
+        if reducer not in self.outbound:
+            self.outbound[reducer] = stream = Outbound(self, reducer, dial)
+            for key in self._asked.get(reducer, ()):
+                if key not in self.results:
+                    stream.send(key)
+            self.spawn(stream.run())
+
+    def send(self, key: PartKey, reducer: PeerId) -> None:
+        """Contribute to a part, which this peer may reduce itself."""
+        if reducer == self.tools.me:
+            self._own.append(key)
+            if self._own_lane is None or self._own_lane.done():
+                self._own_lane = self.spawn(self._contribute_here())
+            return
+        self._asked.setdefault(reducer, {})[key] = None
+        if reducer in self.outbound:
+            self.outbound[reducer].send(key)
+
+    async def _contribute_here(self) -> None:
+        """Encode this peer's contributions to parts that it reduces itself, one after the other, between those for others."""
+        me = self.tools.me
+        while self._own:
+            key = self._own.popleft()
+            if key in self._arrived.setdefault(me, set()):
+                continue
+            self._arrived[me].add(key)
+            try:
+                payload = await self.tools.workers.part(self.encode, key)
+            except CodecError as error:
+                self.tools.emit(ContributionRefused(key, me, str(error)))
+                continue
+            self._hold(key, me, memoryview(payload))
+
+    # --- as reducer -------------------------------------------------------------------------------------------------------------
+
+    def missing(self, peer: PeerId) -> int:
+        """How many of the planned parts that this peer reduces a contributor has not sent."""
+        if not self.weights.get(peer):
+            return 0
+        here = self._arrived.get(peer, set())
+        return sum(owner == self.tools.me and key not in here for key, owner in self._owners.items())
+
+    def crowded(self, peer: PeerId) -> bool:
+        """Whether as much of a contributor's waits here as may."""
+        return self._held_bytes[peer] > self._allowance + self.tools.limits.unplanned_bytes
+
+    def refusal(self, header: FrameHeader, payload: memoryview, peer: PeerId) -> str:
+        """Why a contribution cannot count, or ""."""
+        if unlike := self.mismatch(header):
+            return f"contribution to another {unlike}"
+        if not self.weights.get(peer):
+            return "contribution of a peer that is not in the plan"
+        if header.weight != self.weights[peer]:
+            return "contribution with another weight than planned"
+        if not (spans := self.spans(header.key)):
+            return "contribution to a part that does not exist"
+        if self._owners.get(header.key, self.tools.me if header.attempt else "") != self.tools.me:
+            return "contribution to a part that another peer reduces"
+        if len(payload) != self.tools.send_codec.encoded_size(spans):
+            return "contribution of another size than its part"
+        if header.key in self._arrived.get(peer, ()):
+            return "contribution that was here already"
+        return ""
+
+    async def take(self, header: FrameHeader, payload: memoryview, peer: PeerId) -> None:
+        """A contribution came in: check it, and hold it until the engine says what becomes of it."""
+        if reason := self.refusal(header, payload, peer):
+            self.tools.dropped[reason] += 1
+            return
+        self._arrived.setdefault(peer, set()).add(header.key)
+        try:
+            await self.tools.workers.part(check_contribution, self.tools.send_codec, payload, self.spans(header.key))
+        except CodecError as error:
+            self.tools.emit(ContributionRefused(header.key, peer, str(error)))
+            return
+        self._hold(header.key, peer, payload)
+
+    def _hold(self, key: PartKey, peer: PeerId, payload: memoryview) -> None:
+        if not self.over:
+            self._held[key, peer] = payload
+            self._held_bytes[peer] += len(payload)
+            self.tools.emit(ContributionArrived(key, peer))
+
+    def release(self, key: PartKey, peer: PeerId) -> memoryview | None:
+        """Hand out a held contribution, and make room for more of its sender's."""
+        payload = self._held.pop((key, peer), None)
+        if payload is not None:
+            self._held_bytes[peer] -= len(payload)
+            if peer in self.inbound:
+                self.inbound[peer].room.set()
+        return payload
+
+    def give(self, key: PartKey, to: Iterable[PeerId]) -> None:
+        """Send a final part back: now to those with a stream, later to those whose stream opens later."""
+        for peer in to:
+            if peer != self.tools.me:
+                self._returned.setdefault(peer, []).append(key)
+                if peer in self.inbound:
+                    self.inbound[peer].give(key)
+
+    def reduced(self, key: PartKey, digest: bytes, payload: bytearray) -> None:
+        """A part that this peer closed is in the store."""
+        self.results[key] = digest
+        self._remember(key, frames.encode(self.header(key), payload))
+
+    async def result_frame(self, key: PartKey) -> bytes:
+        """A final part, framed; the same object for all streams that write it at about the same time."""
+        frame = self._frames.get(key)
+        if frame is None:
+            store = self.tools.vault.store
+            stored = store.find(self.results[key], key.round)
+            if stored is None:
+                raise LocalProtocolError(f"the result of {key} is not in the store")
+            frame = frames.encode(self.header(key), await self.tools.workers.part(store.read, stored))
+            self._remember(key, frame)
+        return frame
+
+    def _remember(self, key: PartKey, frame: bytes) -> None:
+        self._frames[key] = frame
+        while len(self._frames) > _FRAMES_REMEMBERED:
+            self._frames.popitem(last=False)
+
+    def attach(self, peer: PeerId, stream: Inbound) -> None:
+        """A member's stream is open: it takes over from an older one, and gets every result that was returned to it so far."""
+        if (old := self.inbound.get(peer)) is not None:
+            old.end()
+        self.inbound[peer] = stream
+        for key in self._returned.get(peer, ()):
+            stream.give(key)
+
+    def detach(self, peer: PeerId, stream: Inbound, reason: str) -> None:
+        """A member's stream ended. If anything is still owed, it may come back for a while; then it has failed."""
+        if self.inbound.get(peer) is stream:
+            del self.inbound[peer]
+            if not self.over and (self.missing(peer) or stream.owes):
+                self.spawn(self._await_return(peer, reason))
+
+    async def _await_return(self, peer: PeerId, reason: str) -> None:
+        await asyncio.sleep(self.tools.limits.absence_s)
+        if peer not in self.inbound and not self.over:
+            self.tools.emit(StreamFailed(self.plan.round, peer, f"{reason}; {self.missing(peer)} parts had not come"))
+
+    # --- as collector -----------------------------------------------------------------------------------------------------------
+
+    def unwanted(self, header: FrameHeader, payload: memoryview, reducer: PeerId) -> str:
+        """Why a final part is not taken, or ""."""
+        if unlike := self.mismatch(header):
+            return f"result of another {unlike}"
+        if not (spans := self.spans(header.key)):
+            return "result of a part that does not exist"
+        if len(payload) != self.tools.return_codec.encoded_size(spans):
+            return "result of another size than its part"
+        if header.key in self.results:
+            return "result that was here already"
+        owner = self._owners.get(header.key)
+        if owner is None and header.attempt:
+            self._unplanned[reducer] += 1
+            return "more results than there are parts" if self._unplanned[reducer] > len(self.tools.vault.parts) else ""
+        return "" if owner == reducer else "result from a peer that does not reduce the part"
+
+    async def collect(self, header: FrameHeader, payload: memoryview, reducer: PeerId) -> None:
+        """A final part came in: hash it, keep it, say so."""
+        if reason := self.unwanted(header, payload, reducer):
+            self.tools.dropped[reason] += 1
+            return
+        key = header.key
+        self.results[key] = b""
+        self.results[key] = digest = await self.tools.workers.part(store_part, self.tools.vault, key, payload)
+        if not self.over:
+            self.tools.emit(ResultArrived(key, digest))
+
+
+def store_part(vault: Vault, key: PartKey, payload: memoryview) -> bytes:
+    """In a worker thread: keep a final part; its digest."""
+    digest = hashlib.sha256(payload).digest()
+    vault.store.put(key, digest, payload)
+    return digest
+
+
+class _BrokenError(Exception):
+    """A stream ended in a way that may be worth another try."""
+
+
+class Outbound:
+    """This peer's stream to one reducer."""
+
+    def __init__(self, exchange: Exchange, reducer: PeerId, dial: Callable[[], Any]) -> None:
+        """`dial` opens a new call."""
+        self._exchange = exchange
+        self._reducer = reducer
+        self._dial = dial
+        self._asked: dict[PartKey, None] = {}
+        self._todo: deque[PartKey] = deque()
+        self._more = asyncio.Event()
+        self._moved = False
+        self._call: Any = None
+
+    def send(self, key: PartKey) -> None:
+        """Encode and send a part after those that were asked for before."""
+        if key not in self._asked:
+            self._asked[key] = None
+            self._todo.append(key)
+            self._more.set()
+
+    def end(self) -> None:
+        """The round is over."""
+        if self._call is not None:
+            self._call.cancel()
+
+    async def run(self) -> None:
+        """Keep the stream open until the round is over, or opening it again does not help."""
+        limits, tries = self._exchange.tools.limits, 0
+        while True:
+            try:
+                await self._stream()
+                return
+            except _BrokenError as broken:
+                tries = 0 if self._moved else tries
+                if self._exchange.over:
+                    return
+                if tries == limits.reopen:
+                    del self._exchange.outbound[self._reducer]
+                    self._exchange.tools.emit(StreamFailed(self._exchange.plan.round, self._reducer, str(broken)))
+                    return
+            await asyncio.sleep(limits.reopen_s * 2**tries)
+            tries += 1
+            # What has no result yet may be lost with the stream; the reducer recognises what it has.
+            self._todo = deque(key for key in self._asked if key not in self._exchange.results)
+            self._more.set()
+
+    async def _stream(self) -> None:
+        """One call, until the reducer ends it because the round is over. Raises _BrokenError."""
+        self._moved = False
+        self._call = call = self._dial()
+        encoded: asyncio.Queue[bytes] = asyncio.Queue(1)
+        tasks = [asyncio.ensure_future(work) for work in (self._encode(encoded), self._write(call, encoded), self._read(call))]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if task.cancelled():  # gRPC's way to say that the call was
+                    raise _BrokenError("stream to the reducer: cancelled")
+                task.result()
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                return
+            raise _BrokenError(f"stream to the reducer: {error.code().name.lower()}: {error.details()}") from error
+        except TimeoutError as error:
+            raise _BrokenError(f"stream to the reducer: no progress within {self._exchange.tools.limits.progress_s:g} s") from error
+        finally:
+            for task in tasks:
+                task.cancel()
+            call.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _encode(self, encoded: asyncio.Queue[bytes]) -> None:
+        exchange = self._exchange
+        while True:
+            while not self._todo:
+                self._more.clear()
+                await self._more.wait()
+            key = self._todo.popleft()
+            try:
+                frame = await exchange.tools.workers.part(exchange.encode_frame, key)
+            except CodecError as error:
+                reason = f"this peer's contribution to part {key.part} cannot be encoded: {error}"
+                exchange.tools.emit(StreamFailed(key.round, self._reducer, reason))
+                continue
+            await encoded.put(frame)
+
+    async def _write(self, call: Any, encoded: asyncio.Queue[bytes]) -> None:
+        frame = self._exchange.opening()
+        try:
+            while True:
+                async with asyncio.timeout(self._exchange.tools.limits.progress_s):
+                    await call.write(frame)
+                self._exchange.sent_bytes += len(frame)
+                frame = await encoded.get()
+        except asyncio.InvalidStateError:
+            await asyncio.Event().wait()  # the call is over; its reader says why
+
+    async def _read(self, call: Any) -> None:
+        exchange = self._exchange
+        in_hand = asyncio.Semaphore(exchange.tools.limits.results_in_hand)
+        patience_s = exchange.plan.deadline_s + exchange.tools.limits.progress_s
+        while True:
+            async with asyncio.timeout(patience_s):
+                frame = await call.read()
+            if frame is _EOF:
+                return
+            self._moved = True
+            exchange.received_bytes += len(frame)
+            try:
+                header, payload = frames.decode(frame)
+            except RemoteProtocolError as error:
+                exchange.tools.dropped["malformed frame"] += 1
+                raise _BrokenError(f"stream to the reducer: {error}") from error
+            await in_hand.acquire()
+            task = exchange.spawn(exchange.collect(header, payload, self._reducer))
+            task.add_done_callback(lambda _: in_hand.release())
+
+
+class Inbound:
+    """A member's stream to this peer as reducer."""
+
+    def __init__(self, exchange: Exchange, peer: PeerId, context: Any) -> None:
+        self.room = asyncio.Event()
+        """Set when contributions of this peer's were taken away."""
+        self._exchange = exchange
+        self._peer = peer
+        self._context = context
+        self._outbox: deque[PartKey] = deque()
+        self._more = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    @property
+    def owes(self) -> bool:
+        """Whether results wait to be written."""
+        return bool(self._outbox)
+
+    def give(self, key: PartKey) -> None:
+        """Write this result after those that were asked for before."""
+        self._outbox.append(key)
+        self._more.set()
+
+    def end(self) -> None:
+        """The round is over, or another stream took this one's place."""
+        self._ended.set()
+
+    async def serve(self) -> None:
+        """Read contributions and write results until the round is over or the stream breaks."""
+        exchange, reason = self._exchange, "the stream was closed"
+        exchange.attach(self._peer, self)
+        tasks = [asyncio.ensure_future(work) for work in (self._read(), self._write(), self._ended.wait())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except TimeoutError:
+            missing, limit_s = exchange.missing(self._peer), exchange.tools.limits.progress_s
+            reason = f"no progress within {limit_s:g} s, {missing} parts missing, {len(self._outbox)} results not taken"
+            exchange.tools.emit(StreamFailed(exchange.plan.round, self._peer, reason))
+            exchange.inbound.pop(self._peer, None)
+            await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
+        except RemoteProtocolError as error:
+            exchange.tools.dropped["malformed frame"] += 1
+            reason = str(error)
+            await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        except (grpc.RpcError, grpc.aio.BaseError) as error:
+            reason = f"the stream broke: {error}"
+        finally:
+            for task in tasks:
+                task.cancel()
+            exchange.detach(self._peer, self, reason)
+
+    async def _read(self) -> None:
+        exchange, limits = self._exchange, self._exchange.tools.limits
+        while True:
+            while exchange.crowded(self._peer):
+                self.room.clear()
+                await self.room.wait()
+            async with asyncio.timeout(limits.progress_s if exchange.missing(self._peer) else None):
+                frame = await self._context.read()
+            if frame is _EOF:
+                break
+            exchange.received_bytes += len(frame)
+            header, payload = frames.decode(frame)
+            await exchange.take(header, payload, self._peer)
+        await self._ended.wait()
+
+    async def _write(self) -> None:
+        exchange = self._exchange
+        while True:
+            while not self._outbox:
+                self._more.clear()
+                await self._more.wait()
+            frame = await exchange.result_frame(self._outbox[0])
+            async with asyncio.timeout(exchange.tools.limits.progress_s):
+                await self._context.write(frame)
+            exchange.sent_bytes += len(frame)
+            self._outbox.popleft()

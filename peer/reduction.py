@@ -1,0 +1,175 @@
+"""What a reducer does with one part: add encoded contributions in the order of the plan, divide, encode once.
+
+Rule 1: the value is a function of the contributions alone. The sum starts at 0, each contribution is a multiplication and an
+addition per value in fp32, and everybody, the reducer included, uses what the encoded result decodes to.
+Rule 2: memory is bounded. A contribution waits encoded (about a byte per value); a sum (4 bytes per value) exists only while a part
+is being added up, and at most `open_limit` sums exist at once. Beyond that, additions wait for a part to close; closing does not.
+
+Neighbours: `bulk` receives contributions and asks for additions as the engine decides; `compression.codec` does the arithmetic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from shoal.compression.codec import Codec
+from shoal.peer.partstore import PartStore
+from shoal.peer.workers import Workers
+from shoal.protocol.errors import LocalProtocolError
+from shoal.protocol.messages import PartKey, PeerId
+
+OPEN_SUMS = 16
+"""Sums that exist at once: 64 MiB at 1 Mi values per part."""
+
+
+class Addition(NamedTuple):
+    """One contribution to add, still encoded."""
+
+    peer: PeerId
+    payload: memoryview
+    weight: int
+
+
+class Reduced(NamedTuple):
+    """A closed part."""
+
+    digest: bytes
+    payload: bytearray
+
+
+@dataclass(eq=False)
+class _Sum:
+    """One part that is being reduced: what is still to do, in order, and the sum so far."""
+
+    key: PartKey
+    spans: tuple[int, ...]
+    store: PartStore
+    todo: list[Addition | float] = field(default_factory=list)
+    """Additions; at the end, once it is known, the divisor."""
+    memory: torch.Tensor | None = None
+    fresh: bool = True
+    running: bool = False
+    dropped: bool = False
+
+    @property
+    def closing(self) -> bool:
+        return bool(self.todo) and isinstance(self.todo[-1], float)
+
+
+class Reducer:
+    """All parts that this peer is reducing. Lives on the event loop; the arithmetic runs in the workers."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        codecs: tuple[Codec, Codec],
+        closed: Callable[[PartKey, Reduced], None],
+        failed: Callable[[BaseException], None],
+        open_limit: int = OPEN_SUMS,
+    ) -> None:
+        """`codecs`: of contributions, and of results. `closed` hears of results, `failed` of bugs, both on the event loop."""
+        self._workers = workers
+        self._send_codec, self._return_codec = codecs
+        self._closed = closed
+        self._failed = failed
+        self._open_limit = open_limit
+        self._sums: dict[PartKey, _Sum] = {}
+        self._open = 0
+        self._waiting: deque[_Sum] = deque()
+        self._spare: list[torch.Tensor] = []
+
+    @property
+    def open_sums(self) -> int:
+        """Sums that exist now."""
+        return self._open
+
+    def add(self, key: PartKey, spans: tuple[int, ...], store: PartStore, addition: Addition) -> None:
+        """Add a contribution after those that were asked for before."""
+        part = self._sums.setdefault(key, _Sum(key, spans, store))
+        if part.closing:
+            raise LocalProtocolError(f"an addition to {key} after it was closed")
+        part.todo.append(addition)
+        self._pump(part)
+
+    def close(self, key: PartKey, spans: tuple[int, ...], store: PartStore, divisor: float) -> None:
+        """Divide and encode once the additions are done; the result goes to the store, then `closed` hears of it."""
+        if not divisor > 0:
+            raise LocalProtocolError(f"a part cannot close with a total weight of {divisor}")
+        part = self._sums.setdefault(key, _Sum(key, spans, store))
+        part.todo.append(float(divisor))
+        self._pump(part)
+
+    def drop_round(self, round_id: int) -> None:
+        """Forget the sums of a round."""
+        for key in [key for key in self._sums if key.round == round_id]:
+            part = self._sums.pop(key)
+            part.dropped = True
+            part.todo.clear()
+            if not part.running:
+                self._free(part)
+
+    def _pump(self, part: _Sum) -> None:
+        if part.running or not part.todo:
+            return
+        if part.memory is None:
+            if self._open >= self._open_limit and not part.closing:
+                if part not in self._waiting:
+                    self._waiting.append(part)
+                return
+            self._open += 1
+            size = sum(part.spans)
+            fitting = next((i for i, spare in enumerate(self._spare) if spare.numel() >= size), None)
+            part.memory = torch.empty(size) if fitting is None else self._spare.pop(fitting)
+        todo, part.todo = part.todo, []
+        part.running = True
+        job = self._workers.part(self._work, part, part.memory[: sum(part.spans)], todo)
+        job.add_done_callback(lambda done: self._worked(part, done))
+
+    def _work(self, part: _Sum, total: torch.Tensor, todo: list[Addition | float]) -> Reduced | None:
+        """In a worker thread: everything that could be done on this part when the thread was asked."""
+        if part.fresh:
+            total.zero_()
+            part.fresh = False
+        for step in todo:
+            if isinstance(step, Addition):
+                self._send_codec.decode_add(step.payload, part.spans, total, float(step.weight))
+                continue
+            total.div_(step)
+            payload = self._return_codec.encode(total, part.spans)
+            digest = hashlib.sha256(payload).digest()
+            part.store.put(part.key, digest, memoryview(payload))
+            return Reduced(digest, payload)
+        return None
+
+    def _worked(self, part: _Sum, done: asyncio.Future[Reduced | None]) -> None:
+        part.running = False
+        if done.cancelled():
+            return
+        if (error := done.exception()) is not None:
+            self._failed(error)
+            return
+        if part.dropped:
+            self._free(part)
+        elif (reduced := done.result()) is not None:
+            del self._sums[part.key]
+            self._free(part)
+            self._closed(part.key, reduced)
+        else:
+            self._pump(part)
+
+    def _free(self, part: _Sum) -> None:
+        """Give the sum's memory back, and let the parts that waited for some go on."""
+        if part.memory is not None:
+            self._open -= 1
+            if len(self._spare) < self._open_limit:
+                self._spare.append(part.memory)
+            part.memory = None
+        while self._waiting and self._open < self._open_limit:
+            self._pump(self._waiting.popleft())

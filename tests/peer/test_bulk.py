@@ -1,0 +1,542 @@
+"""The bulk plane over real streams with real certificates: a round ends with the bytes of plain arithmetic, whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+import torch
+
+from shoal.compression.codec import Codec, codec
+from shoal.optim.layout import Part
+from shoal.optim.outer import nesterov_step
+from shoal.peer import events as ev
+from shoal.peer.exchange import Limits
+from shoal.protocol import channels, frames, services, tls
+from shoal.protocol.authority import Authority
+from shoal.protocol.channels import Kind
+from shoal.protocol.errors import LocalProtocolError
+from shoal.protocol.frames import FrameHeader
+from shoal.protocol.messages import Contact, PartKey, Section, Share
+from shoal.protocol.transfers import PartRequest, Ping, StateRequest
+from tests.peer.scripted import RUN, ScriptedPeer, apply, commit_of, credential, plan_for
+
+PARTS = tuple(Part(start, start + 1000, (700, 300)) for start in range(0, 7000, 1000))
+VALUES = 7000
+INT8 = codec("int8", 64)
+QUICK = Limits(progress_s=0.5, early_s=0.5, reopen=1, reopen_s=0.05)
+
+Swarm = Callable[..., Awaitable[list[ScriptedPeer]]]
+
+
+def theta0() -> torch.Tensor:
+    return torch.randn(VALUES, generator=torch.Generator().manual_seed(0))
+
+
+def delta_of(peer: int, round_id: int = 1) -> torch.Tensor:
+    return torch.randn(VALUES, generator=torch.Generator().manual_seed(100 * round_id + peer))
+
+
+def mean(weights: dict[int, int], codecs: tuple[Codec, Codec] = (INT8, INT8), round_id: int = 1) -> torch.Tensor:
+    """What everybody should decode: contributions of these peers, in this order, with these weights."""
+    result = torch.empty(VALUES)
+    for part in PARTS:
+        total = torch.zeros(part.stop - part.start)
+        for peer, weight in weights.items():
+            decoded = codecs[0].decode(codecs[0].encode(delta_of(peer, round_id)[part.start : part.stop], part.spans), part.spans)
+            total += decoded.mul_(float(weight))
+        total /= float(sum(weights.values()))
+        result[part.start : part.stop] = codecs[1].decode(codecs[1].encode(total, part.spans), part.spans)
+    return result
+
+
+def after(deltas: Sequence[torch.Tensor]) -> torch.Tensor:
+    theta, momentum = theta0(), torch.zeros(VALUES)
+    for delta in deltas:
+        nesterov_step(theta, momentum, delta, 0.7, 0.9)
+    return theta
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return Authority.generate(RUN)
+
+
+@pytest_asyncio.fixture
+async def swarm(tmp_path: Path, authority: Authority) -> AsyncIterator[Swarm]:
+    made: list[ScriptedPeer] = []
+
+    async def make(count: int, codecs: tuple[Codec, Codec] = (INT8, INT8), limits: Limits | None = None) -> list[ScriptedPeer]:
+        peers = []
+        for _ in range(count):
+            peer = ScriptedPeer(tmp_path / f"vault-{len(made)}", credential(authority), codecs, limits)
+            made.append(peer)
+            await peer.start(PARTS, theta0())
+            peers.append(peer)
+        return peers
+
+    yield make
+    for peer in made:
+        await peer.stop()
+
+
+def publish(peers: Sequence[ScriptedPeer], round_id: int = 1) -> None:
+    for index, peer in enumerate(peers):
+        peer.publish(delta_of(index, round_id), round_id)
+
+
+async def raw_stream(sender: ScriptedPeer, receiver: ScriptedPeer) -> tuple[grpc.aio.Channel, Any]:
+    """A Reduce call in `sender`'s name, to say whatever a test likes on it."""
+    credentials = tls.client_credentials(sender.plane._credential())
+    channel = channels.open_channel(Kind.BULK, receiver.address, credentials, receiver.me)
+    return channel, services.REDUCE.stub(channel)()
+
+
+def frame(round_id: int, index: int, payload: bytes, tokens: int, **ids: Any) -> bytes:
+    header = {"run": RUN, "term": 1, "group": 0, "fragment": 0, "round": round_id, "section": Section.PARAMETERS}
+    return frames.encode(FrameHeader(**(header | {"part": index, "attempt": 0, "weight": tokens} | ids)), payload)
+
+
+def contribution(peer: int, part: int) -> bytes:
+    return bytes(INT8.encode(delta_of(peer)[PARTS[part].start : PARTS[part].stop], PARTS[part].spans))
+
+
+# --- rounds that go well --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codecs", [(INT8, INT8), (codec("fp32"), codec("bf16"))])
+async def test_rounds_end_with_the_bytes_that_plain_arithmetic_gives(swarm: Swarm, codecs: tuple[Codec, Codec]) -> None:
+    peers = await swarm(3, codecs)
+    deltas = []
+    for version in (1, 2):
+        publish(peers, version)
+        plan = plan_for(peers, version, (5, 1, 3))
+        for peer in peers:
+            peer.begin(plan)
+        await asyncio.gather(*(peer.collected() for peer in peers))
+        commit = commit_of(peers, plan, version)
+        await asyncio.gather(*(apply(peer, commit) for peer in peers))
+        deltas.append(mean({0: 5, 1: 1, 2: 3}, codecs, version))
+    for peer in peers:
+        assert torch.equal(peer.vault.theta, after(deltas))
+        assert peer.vault.pending.eq(0).all()
+        assert not peer.plane.dropped
+        sent, received = peer.plane.traffic(2)
+        assert sent > 0
+        assert received > 0
+    assert len({peer.vault.root() for peer in peers}) == 1
+
+
+async def test_a_member_that_contributes_nothing_collects_everything(swarm: Swarm) -> None:
+    peers = await swarm(3)
+    publish(peers)
+    plan = plan_for(peers, 1, (2, 0, 1))
+    for peer in peers:
+        peer.begin(plan)
+    await asyncio.gather(*(peer.collected() for peer in peers))
+    await apply(peers[1], commit_of(peers, plan, 1))
+    assert torch.equal(peers[1].vault.theta, after([mean({0: 2, 2: 1})]))
+    assert torch.equal(peers[1].vault.pending, delta_of(1))
+
+
+async def test_streams_that_open_before_the_plan_arrives_wait_for_it(swarm: Swarm) -> None:
+    peers = await swarm(3)
+    publish(peers)
+    plan = plan_for(peers, 1, (1, 1, 1))
+    for peer in peers[:2]:
+        peer.begin(plan)
+    async with asyncio.timeout(10):
+        while peers[2].plane._early < 2:
+            await asyncio.sleep(0.01)
+    assert not peers[2].events
+    peers[2].begin(plan)
+    await asyncio.gather(*(peer.collected() for peer in peers))
+    assert len({tuple(sorted(peer.results.items(), key=lambda item: item[0].part)) for peer in peers}) == 1
+
+
+async def test_sums_are_freed_and_bounded_while_the_last_contributor_is_slow(swarm: Swarm) -> None:
+    """With room for one sum, additions of other parts wait encoded, and the round still ends."""
+    peers = await swarm(3)
+    for peer in peers:
+        assert peer.plane._reducer is not None
+        peer.plane._reducer._open_limit = 1
+    publish(peers)
+    plan = plan_for(peers, 1, (1, 1, 1))
+    for peer in peers[:2]:
+        peer.begin(plan)
+    await peers[0].until(lambda: len(peers[0].closing) == 2)
+    assert peers[0].plane._reducer.open_sums <= 1  # type: ignore[union-attr]
+    peers[2].begin(plan)
+    await asyncio.gather(*(peer.collected() for peer in peers))
+    commit = commit_of(peers, plan, 1)
+    await asyncio.gather(*(apply(peer, commit) for peer in peers))
+    assert torch.equal(peers[0].vault.theta, after([mean({0: 1, 1: 1, 2: 1})]))
+    assert all(peer.plane._reducer.open_sums == 0 for peer in peers)  # type: ignore[union-attr]
+
+
+# --- what may not get in --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        ({"run": "other"}, "contribution to another run"),
+        ({"term": 2}, "contribution to another term"),
+        ({"group": 1}, "contribution to another group"),
+        ({"fragment": 1}, "contribution to another fragment"),
+        ({"round": 2}, "contribution to another round"),
+        ({"weight": 9}, "contribution with another weight than planned"),
+        ({"part": 6}, "contribution to a part that another peer reduces"),
+        ({"part": 99}, "contribution to a part that does not exist"),
+        ({"section": Section.BUFFERS}, "contribution to a part that does not exist"),
+    ],
+)
+async def test_a_frame_that_does_not_match_is_dropped_and_counted(swarm: Swarm, ids: dict[str, object], reason: str) -> None:
+    reducer, sender = await swarm(2)
+    plan = plan_for([reducer, sender], 1, (1, 1))
+    reducer.mute = True
+    reducer.plane.perform(ev.BeginReduce(plan))
+    channel, call = await raw_stream(sender, reducer)
+    await call.write(frame(1, 0, b"", 0))
+    await call.write(frame(1, 0, contribution(1, 0), 1, **ids))
+    await call.write(frame(1, 1, contribution(1, 1)[:-1], 1))
+    await call.write(frame(1, 2, contribution(1, 2), 1))
+    await call.write(frame(1, 2, contribution(1, 2), 1))
+    await call.write(frame(1, 3, contribution(1, 3), 1))
+    await reducer.until(lambda: len(reducer.events) == 2)
+    keys = [PartKey(1, Section.PARAMETERS, part) for part in (2, 3)]
+    assert reducer.events == [ev.ContributionArrived(key, sender.me) for key in keys]
+    assert reducer.plane.dropped == {
+        reason: 1,
+        "contribution of another size than its part": 1,
+        "contribution that was here already": 1,
+    }
+    await channel.close()
+
+
+async def test_a_contribution_that_is_not_finite_is_refused_and_the_part_closes_without_it(swarm: Swarm) -> None:
+    fp32 = codec("fp32")
+    peers = await swarm(3, (fp32, fp32))
+    publish(peers)
+    plan = plan_for(peers, 1, (2, 3, 4))
+    for peer in peers[:2]:
+        peer.begin(plan)
+    peers[2].mute = True
+    peers[2].plane.perform(ev.BeginReduce(plan))
+    channel, call = await raw_stream(peers[2], peers[0])
+    await call.write(frame(1, 0, b"", 0))
+    for part in range(2):
+        values = delta_of(2)[PARTS[part].start : PARTS[part].stop].clone()
+        if part == 1:
+            values[17] = torch.nan
+        await call.write(frame(1, part, values.numpy().tobytes(), 4))
+    keys = [PartKey(1, Section.PARAMETERS, part) for part in (0, 1)]
+    await peers[0].until(lambda: all(key in peers[0].results for key in keys))
+    assert peers[0].decided[keys[0]] == (tuple(peer.me for peer in peers), 9.0)
+    assert peers[0].decided[keys[1]] == ((peers[0].me, peers[1].me), 5.0)
+    stored = peers[0].vault.store.find(peers[0].results[keys[1]])
+    assert stored is not None
+    got = fp32.decode(peers[0].vault.store.read(stored), PARTS[1].spans)
+    assert torch.equal(got, mean({0: 2, 1: 3}, (fp32, fp32))[PARTS[1].start : PARTS[1].stop])
+    await channel.close()
+
+
+async def test_who_is_no_member_of_the_round_or_no_peer_of_the_run_is_refused(swarm: Swarm, authority: Authority) -> None:
+    reducer, member, stranger = await swarm(3)
+    plan = plan_for([reducer, member], 1, (1, 1))
+    reducer.plane.perform(ev.BeginReduce(plan))
+    channel, call = await raw_stream(stranger, reducer)
+    await call.write(frame(1, 0, b"", 0))
+    assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+    await channel.close()
+    reducer.plane.ban(frozenset({member.me}))
+    channel, call = await raw_stream(member, reducer)
+    assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+    await channel.close()
+    observer = tls.client_credentials(credential(authority, ("observer",)))
+    channel = channels.open_channel(Kind.BULK, reducer.address, observer, reducer.me)
+    with pytest.raises(grpc.aio.AioRpcError, match="is no peer of this run"):
+        await services.PING.call(channel, Ping(RUN), timeout_s=5)
+    await channel.close()
+    outsider = tls.client_credentials(credential(Authority.generate(RUN)))
+    channel = channels.open_channel(Kind.BULK, reducer.address, outsider, reducer.me)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await services.PING.call(channel, Ping(RUN), timeout_s=5)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    await channel.close()
+
+
+async def test_a_ping_says_who_answers(swarm: Swarm) -> None:
+    (peer, other) = await swarm(2)
+    channel, call = await raw_stream(other, peer)
+    call.cancel()
+    pong = await services.PING.call(channel, Ping(RUN, 7), timeout_s=5)
+    assert (pong.peer, pong.nonce) == (peer.me, 7)
+    with pytest.raises(grpc.aio.AioRpcError, match="another run"):
+        await services.PING.call(channel, Ping("other"), timeout_s=5)
+    await channel.close()
+
+
+async def test_a_result_from_a_peer_that_does_not_reduce_the_part_is_dropped(swarm: Swarm) -> None:
+    liar, member, owner = await swarm(3)
+    shares = [
+        Share(liar.contact, Section.PARAMETERS, 0, 2),
+        Share(owner.contact, Section.PARAMETERS, 2, 7),
+    ]
+    plan = plan_for([liar, member, owner], 1, (1, 1, 1), shares)
+    for peer in (liar, member):
+        peer.mute = True
+        peer.plane.perform(ev.BeginReduce(plan))
+    member.plane.perform(ev.Collect(1, liar.contact))
+    exchange = liar.plane._rounds[1]
+    for part in (0, 5):
+        key = PartKey(1, Section.PARAMETERS, part)
+        exchange.reduced(key, b"", bytearray(contribution(0, part)))
+        liar.plane.perform(ev.ReturnPart(key, (member.me,)))
+    await member.until(lambda: bool(member.events) and bool(member.plane.dropped))
+    assert member.events == [ev.ResultArrived(PartKey(1, Section.PARAMETERS, 0), hashlib.sha256(contribution(0, 0)).digest())]
+    assert member.plane.dropped == {"result from a peer that does not reduce the part": 1}
+
+
+# --- what breaks ----------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_without_a_plan_is_refused_when_its_time_is_up(swarm: Swarm) -> None:
+    early, late = await swarm(2, limits=QUICK)
+    publish([early, late])
+    early.begin(plan_for([early, late], 1, (1, 1)))
+    failed = await early.wait_for(ev.StreamFailed)
+    assert isinstance(failed, ev.StreamFailed)
+    assert (failed.round, failed.peer) == (1, late.me)
+    assert "no plan of round 1 came within 0.5 s" in failed.reason
+
+
+async def test_a_contributor_that_sends_nothing_is_reported_with_what_is_missing(swarm: Swarm) -> None:
+    reducer, silent = await swarm(2, limits=QUICK)
+    publish([reducer, silent])
+    plan = plan_for([reducer, silent], 1, (1, 1))
+    silent.mute = True
+    silent.plane.perform(ev.BeginReduce(plan))
+    silent.plane.perform(ev.Collect(1, reducer.contact))
+    reducer.begin(plan)
+    failed = await reducer.wait_for(ev.StreamFailed)
+    assert isinstance(failed, ev.StreamFailed)
+    assert failed.peer == silent.me
+    assert "no progress within 0.5 s, 4 parts missing" in failed.reason
+
+
+async def test_a_peer_that_nobody_can_reach_is_reported(swarm: Swarm) -> None:
+    (peer, gone) = await swarm(2, limits=QUICK)
+    publish([peer, gone])
+    plan = plan_for([peer, gone], 1, (1, 1))
+    await gone.plane.close()
+    peer.begin(plan)
+    failed = await peer.wait_for(ev.StreamFailed)
+    assert isinstance(failed, ev.StreamFailed)
+    assert failed.peer == gone.me
+    assert "unavailable" in failed.reason
+
+
+async def test_a_broken_stream_is_opened_again_and_the_round_ends_as_if_nothing_had_been(swarm: Swarm) -> None:
+    peers = await swarm(3)
+    publish(peers)
+    plan = plan_for(peers, 1, (1, 2, 3))
+    for peer in peers[:2]:
+        peer.begin(plan)
+    await peers[0].until(lambda: peers[1].me in peers[0].plane._rounds[1].inbound)
+    await peers[1].plane._channels.pop(peers[0].contact).close()
+    peers[2].begin(plan)
+    await asyncio.gather(*(peer.collected() for peer in peers))
+    commit = commit_of(peers, plan, 1)
+    await asyncio.gather(*(apply(peer, commit) for peer in peers))
+    assert torch.equal(peers[1].vault.theta, after([mean({0: 1, 1: 2, 2: 3})]))
+    assert not [event for peer in peers for event in peer.events if isinstance(event, ev.StreamFailed)]
+
+
+async def test_lost_parts_are_reduced_again_elsewhere_as_the_next_attempt(swarm: Swarm) -> None:
+    peers = await swarm(3)
+    publish(peers)
+    plan = plan_for(peers, 1, (1, 2, 3))
+    for peer in peers[:2]:
+        peer.begin(plan)
+    survivors = peers[:2]
+    lost = next(share for share in plan.shares if share.reducer.peer == peers[2].me)
+    own = [share for share in plan.shares if share is not lost]
+    await asyncio.gather(*(peer.until(lambda peer=peer: len(peer.closing) == 2 or len(peer.closing) == 3) for peer in survivors))
+    for peer in survivors:  # the third never contributes: its parts close without it
+        for key, part in peer.closing.items():
+            await peer.until(lambda part=part: len(part.arrived) == 2)
+            peer.decided[key] = ((peers[0].me, peers[1].me), 3.0)
+            peer.plane.perform(ev.ClosePart(key, 3.0))
+    again = [
+        Share(peers[0].contact, lost.section, lost.start, lost.start + 1, 1),
+        Share(peers[1].contact, lost.section, lost.start + 1, lost.stop, 1),
+    ]
+    for peer in survivors:
+        peer.plan = replace(plan, contributions=plan.contributions[:2], members=tuple(p.me for p in survivors))
+        for share in again:
+            for part in range(share.start, share.stop):
+                peer.plane.perform(ev.SendPart(PartKey(1, share.section, part, 1), share.reducer.peer))
+    for peer in survivors:
+        await peer.until(lambda peer=peer: len(peer.results) == 7)
+    commit = commit_of(survivors, plan, 1)
+    assert {decision.attempt for decision in commit.parts} == {0, 1}
+    assert len(own) == 2
+    await asyncio.gather(*(apply(peer, commit) for peer in survivors))
+    assert torch.equal(peers[0].vault.theta, after([mean({0: 1, 1: 2})]))
+    assert peers[0].vault.root() == peers[1].vault.root()
+
+
+async def test_a_dropped_round_leaves_nothing_behind(swarm: Swarm) -> None:
+    peers = await swarm(3)
+    for round_id in range(1, 6):
+        publish(peers, round_id)
+        plan = plan_for(peers, round_id, (1, 1, 1))
+        for peer in peers[:2]:
+            peer.begin(plan)
+        await peers[0].until(lambda: len(peers[0].closing) == 2)
+        for peer in peers[:2]:
+            peer.plane.perform(ev.DropRound(round_id))
+        peers[0].closing.clear()
+        await peers[2].plane.settled()
+    for peer in peers[:2]:
+        await peer.plane.settled()
+        async with asyncio.timeout(10):
+            while peer.plane._tasks:
+                await asyncio.sleep(0.01)
+        assert not peer.plane._rounds
+        assert peer.plane._reducer.open_sums == 0  # type: ignore[union-attr]
+        assert not peer.vault.store.rounds()
+        assert torch.equal(peer.vault.theta, theta0())
+        peer.plane.perform(ev.DropRound(3))
+        peer.plane.perform(ev.Discard(PartKey(3, Section.PARAMETERS, 0), peer.me))
+
+
+async def test_an_effect_for_a_round_that_never_began_is_our_bug(swarm: Swarm) -> None:
+    (peer,) = await swarm(1)
+    with pytest.raises(LocalProtocolError, match="round 9 has not begun"):
+        peer.plane.perform(ev.ClosePart(PartKey(9, Section.PARAMETERS, 0), 1.0))
+
+
+# --- parts and states by request --------------------------------------------------------------------------------------------------
+
+
+def put(peer: ScriptedPeer, key: PartKey, payload: bytes) -> bytes:
+    digest = hashlib.sha256(payload).digest()
+    peer.vault.store.put(key, digest, payload)
+    return digest
+
+
+async def test_a_part_is_fetched_from_the_first_contact_that_really_has_it(swarm: Swarm) -> None:
+    wanting, without, lying, holder = await swarm(4)
+    key, payload = PartKey(5, Section.PARAMETERS, 4), contribution(0, 4)
+    digest = put(holder, key, payload)
+    lying.vault.store.put(key, digest, payload[:-1] + b"?")
+    contacts = (without.contact, lying.contact, holder.contact, Contact("f" * 32, "127.0.0.1:1"))
+    wanting.plane.perform(ev.FetchPart(key, digest, contacts))
+    assert await wanting.wait_for(ev.ResultArrived) == ev.ResultArrived(key, digest)
+    stored = wanting.vault.store.find(digest, 5)
+    assert stored is not None
+    assert wanting.vault.store.read(stored) == payload
+
+
+async def test_a_part_that_nobody_has_is_reported_with_the_reasons(swarm: Swarm) -> None:
+    wanting, without, lying = await swarm(3)
+    key, digest = PartKey(5, Section.PARAMETERS, 0), b"d" * 32
+    lying.vault.store.put(key, digest, b"something else")
+    wanting.plane.perform(ev.FetchPart(key, digest, (without.contact, lying.contact)))
+    failed = await wanting.wait_for(ev.PartFetchFailed)
+    assert isinstance(failed, ev.PartFetchFailed)
+    assert "not_found" in failed.reason
+    assert "another digest" in failed.reason
+    wanting.plane.perform(ev.FetchPart(key, digest, ()))
+    await wanting.until(lambda: ev.PartFetchFailed(key, "there is nobody to ask") in wanting.events)
+
+
+async def test_a_joiner_fetches_the_whole_state_and_checks_it(swarm: Swarm, tmp_path: Path, authority: Authority) -> None:
+    (donor,) = await swarm(1)
+    joiner = ScriptedPeer(tmp_path / "joiner", credential(authority), (INT8, INT8))
+    await joiner.start(PARTS, None)
+    joiner.plane.perform(ev.FetchState(0, (Contact("f" * 32, "127.0.0.1:1"), donor.contact)))
+    fetched = await joiner.wait_for(ev.StateFetched)
+    assert fetched == ev.StateFetched(0, donor.vault.root(), donor.me)
+    assert torch.equal(joiner.vault.theta, theta0())
+    joiner.plane.perform(ev.HashState(0))
+    assert await joiner.wait_for(ev.Hashed) == ev.Hashed(0, donor.vault.root())
+    await donor.plane.settled()
+    assert donor.plane._frozen is not None
+    async with asyncio.timeout(5):
+        while donor.plane._frozen.copies:
+            await asyncio.sleep(0)
+    donor.plane.perform(ev.Serve(False))
+    joiner.events.clear()
+    joiner.plane.perform(ev.FetchState(0, (donor.contact,)))
+    failed = await joiner.wait_for(ev.StateFetchFailed)
+    assert isinstance(failed, ev.StateFetchFailed)
+    assert failed.failed == (donor.me,)
+    assert "serves no state" in failed.reason
+    joiner.events.clear()
+    joiner.plane.perform(ev.FetchState(1, (donor.contact,)))
+    await joiner.wait_for(ev.StateFetchFailed)
+    await joiner.stop()
+
+
+async def test_a_fetch_goes_on_where_another_donor_ended(swarm: Swarm) -> None:
+    donor, joiner = await swarm(2)
+    content = donor.vault.theta.numpy().tobytes() + donor.vault.momentum.numpy().tobytes()
+    donor.vault.theta.add_(1)
+    content = donor.vault.theta.numpy().tobytes() + donor.vault.momentum.numpy().tobytes()
+    begun = joiner.vault.incoming(0, donor.vault.root())
+    begun.write(content[:20_000])
+    before = joiner.plane.dropped.copy()
+    joiner.plane.perform(ev.FetchState(0, (donor.contact,)))
+    await joiner.wait_for(ev.StateFetched)
+    assert begun.received == len(content), "the bytes that were here are not fetched again"
+    assert joiner.vault.root() == donor.vault.root()
+    assert joiner.plane.dropped == before
+
+
+async def test_a_begun_fetch_of_a_state_that_is_gone_starts_anew(swarm: Swarm) -> None:
+    donor, joiner = await swarm(2)
+    donor.vault.theta.add_(1)
+    joiner.vault.incoming(0, b"g" * 32).write(b"0" * 999)
+    joiner.plane.perform(ev.FetchState(0, (donor.contact,)))
+    fetched = await joiner.wait_for(ev.StateFetched)
+    assert fetched == ev.StateFetched(0, donor.vault.root(), donor.me)
+    assert torch.equal(joiner.vault.theta, donor.vault.theta)
+
+
+async def test_joiners_share_one_frozen_copy_that_entries_do_not_touch(swarm: Swarm) -> None:
+    (donor,) = await swarm(1)
+    frozen = donor.plane._frozen
+    assert frozen is not None
+    async with frozen.hold(0, b"") as first, frozen.hold(0, b"") as second:
+        assert first is second
+        assert frozen.copies == 1
+        donor.vault.theta.zero_()
+        assert first.chunk(0, 4 * VALUES) == theta0().numpy().tobytes()
+    assert frozen.copies == 0
+
+
+async def test_malformed_requests_are_refused(swarm: Swarm) -> None:
+    peer, other = await swarm(2)
+    channel, call = await raw_stream(other, peer)
+    await call.write(b"junk")
+    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    for method, request in (
+        (services.FETCH_PART, PartRequest("other", b"d" * 32)),
+        (services.FETCH_STATE, StateRequest("other", 0)),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError, match="that run"):
+            async for _ in method.open(channel, request):
+                pass
+    await channel.close()
+    assert peer.plane.broken.done() is False
