@@ -23,7 +23,7 @@ from typing import Any, get_args
 import sqlalchemy as sa
 
 from shoal.coordinator.records import Record
-from shoal.protocol.errors import InviteError, ShoalError
+from shoal.protocol.errors import InviteError, RemoteProtocolError, ShoalError
 from shoal.protocol.locks import FileLock, LockHeldError
 from shoal.protocol.messages import PeerId
 from shoal.protocol.wire import from_plain, to_plain
@@ -31,6 +31,8 @@ from shoal.protocol.wire import from_plain, to_plain
 FORMAT = 1
 """Raised when an older program could no longer read the file."""
 
+PAGE = 1000
+"""Records read at once."""
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)}
 
 _tables = sa.MetaData()
@@ -169,18 +171,31 @@ class Journal:
             yield entry.record
 
     def entries(self, last: int | None = None) -> Iterator[Entry]:
-        """Every record with its time, oldest first; only the `last` ones when given."""
-        query = sa.select(_records).order_by(_records.c.id)
+        """Every record with its time, oldest first; only the `last` ones when given. Read page by page: a long run has many."""
+        done = 0
         if last is not None:
-            newest = sa.select(_records.c.id).order_by(_records.c.id.desc()).limit(last).subquery()
-            query = query.where(_records.c.id.in_(sa.select(newest.c.id)))
-        with self._transaction() as connection:
-            rows = connection.execute(query).all()
-        for row in rows:
-            kind = KINDS.get(row.kind)
-            if kind is None:
-                raise JournalError(f"record {row.id} of {self._where} is a {row.kind!r}, unknown here", "use a newer shoal")
-            yield Entry(row.id, row.at, from_plain(kind, json.loads(row.body)))
+            with self._transaction() as connection:
+                newest = sa.select(_records.c.id).order_by(_records.c.id.desc()).offset(last).limit(1)
+                done = connection.execute(newest).scalar() or 0
+        while True:
+            with self._transaction() as connection:
+                rows = connection.execute(sa.select(_records).where(_records.c.id > done).order_by(_records.c.id).limit(PAGE)).all()
+            for row in rows:
+                yield self._entry(row)
+            if len(rows) < PAGE:
+                return
+            done = rows[-1].id
+
+    def _entry(self, row: Any) -> Entry:
+        kind = KINDS.get(row.kind)
+        if kind is None:
+            raise JournalError(f"record {row.id} of {self._where} is a {row.kind!r}, unknown here", "use a newer shoal")
+        try:
+            return Entry(row.id, row.at, from_plain(kind, json.loads(row.body)))
+        except (ValueError, RemoteProtocolError) as error:
+            raise JournalError(
+                f"record {row.id} of {self._where} is damaged: {error}", "restore the journal from a copy"
+            ) from error
 
     # --- invites and enrolment --------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import logging
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -63,9 +63,10 @@ async def serve(
 ) -> None:
     """Serve the run in `directory` until SIGINT, SIGTERM or `stop`. Raises ShoalError with one clear sentence when it cannot.
 
-    Addresses that are given replace the kept ones, and are kept. `say(text, level)` gets what is worth telling (default: the log).
+    Addresses that are given replace the kept ones, and are kept. `say(text, level)` gets what is worth telling (default: standard
+    error); `ready` is set when peers can come.
     """
-    say = say or _log
+    say = say or _print
     place = RunDirectory(Path(directory))
     settings = with_overrides(place.load_settings(), listen, enrol_listen, advertise)
     stop = stop or asyncio.Event()
@@ -272,5 +273,7 @@ def _signals(stop: asyncio.Event) -> Any:
             loop.remove_signal_handler(number)
 
 
-def _log(text: str, level: str) -> None:
-    logging.getLogger("shoal.coordinator").log(logging.getLevelNamesMapping().get(level.upper(), logging.INFO), text)
+def _print(text: str, level: str) -> None:
+    """One line with the time of day on standard error; what is not merely informative says so."""
+    mark = "" if level == "info" else f"{level}: "
+    print(f"{time.strftime('%H:%M:%S')} {mark}{text}", file=sys.stderr, flush=True)

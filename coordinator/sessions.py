@@ -101,7 +101,8 @@ class Sessions:
         self._open: set[Outbox] = set()
 
     def close_all(self, reason: str) -> None:
-        """End all streams now."""
+        """End all streams now; the coordinator leaves, which is said once and not per stream."""
+        self._say = lambda text, level: None
         for outbox in list(self._open):
             outbox.break_off(reason)
 

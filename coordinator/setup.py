@@ -116,7 +116,7 @@ def init(
     """Make the directory of a new run; returns an invite for 10 peers within 24 hours. Raises ShoalError.
 
     Port 0 means any free one, chosen now and kept. `advertise` says how others reach this machine: names or addresses, several
-    separated by commas, each with a port when a router maps it; default: found out.
+    separated by commas, each with a port when a router maps it (that of sessions; enrolment's is the next one). Default: found out.
     """
     root = Path(directory)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import grpc
 import grpc.aio
 
 from shoal.peer.diagnosis import explain
@@ -40,6 +41,8 @@ async def ask(directory: Path | str, command: AdminCommand, timeout_s: float = A
                 reply = await ADMIN.call(channel, command, timeout_s)
         except grpc.aio.AioRpcError as error:
             failure = await explain(error, address, mine.ca, mine.server_name, "ask the coordinator")
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                break  # the command may have arrived: asking again elsewhere could carry it out twice
             continue
         if isinstance(reply, AdminError):
             raise RefusedError("refused", reply.reason, reply.fix)

@@ -78,6 +78,24 @@ def test_records_come_back_equal_and_in_order_after_a_restart(url: str) -> None:
     second.close()
 
 
+def test_a_long_journal_is_read_page_by_page(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "PAGE", 4)
+    for count in (0, 3, 4, 5, 8, 9):
+        journal.append(TermRaised(n) for n in range(len(list(journal.records())), count))
+        assert list(journal.records()) == [TermRaised(n) for n in range(count)]
+    assert [entry.record for entry in journal.entries(last=5)] == [TermRaised(n) for n in range(4, 9)]
+    assert len(list(journal.entries(last=100))) == 9
+
+
+@pytest.mark.parametrize("body", ["{", "{}", '{"term": "x"}', '{"term": 1, "moon": 2}'])
+def test_a_damaged_record_is_refused_by_number(journal: Journal, body: str) -> None:
+    journal.append([TermRaised(1)])
+    with journal._transaction() as connection:
+        connection.exec_driver_sql(f"INSERT INTO records (at, kind, body) VALUES (0, 'TermRaised', '{body}')")
+    with pytest.raises(JournalError, match="record 2 of .* is damaged"):
+        list(journal.records())
+
+
 def test_a_second_coordinator_is_refused_and_told_who_has_the_journal(journal: Journal, url: str) -> None:
     with pytest.raises(JournalError, match=rf"another coordinator \(process {os.getpid()}\) has the journal .*journal\.db"):
         Journal.open(url)

@@ -428,8 +428,7 @@ async def test_an_open_stream_ends_with_its_certificate_and_a_renewed_one_goes_o
     async with serving(directory, certificate_lifetime=datetime.timedelta(seconds=3)) as coordinator:
         lapsed, kept = await come_in(tmp_path / "lapsed", invite), await come_in(tmp_path / "kept", invite)
         ends = kept.credential.owner.expires_at.timestamp()
-        keeper = Keeper(kept, lambda text: None)
-        object.__setattr__(keeper, "_current", SoonRenewed(**vars(kept)))
+        keeper = Keeper(SoonRenewed(**vars(kept)), lambda text: None)
         renewing = asyncio.create_task(keeper.run())
         async with peer(lapsed) as one, peer(kept) as two:
             await until(lambda: any(isinstance(event, Offline) for event in one.events))
