@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +49,7 @@ POLL_S = 0.25
 def run_spec(rounds: int = ROUNDS) -> RunSpec:
     """The demo's run: 0.19 M parameters, the standard library's sources, rounds of 30 steps."""
     return RunSpec.of(
-        run={"name": "demo", "min_peers": 1, "total_tokens": rounds * PEERS * STEPS * BATCH * SEQUENCE},
+        run={"name": f"demo-{secrets.token_hex(3)}", "min_peers": 1, "total_tokens": rounds * PEERS * STEPS * BATCH * SEQUENCE},
         model={"width": 64, "layers": 3, "init_std": 0.08},
         data={"source": "stdlib", "sequence_length": SEQUENCE},
         train={"batch": BATCH, "steps": STEPS, "lr": 4e-3},

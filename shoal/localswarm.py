@@ -8,6 +8,7 @@ story; the tests use the same class, so that what the demo relies on is what the
 from __future__ import annotations
 
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,10 @@ POLL_S = 0.1
 
 
 class LocalSwarm:
-    """One run's coordinator and peers, below `directory`. A context manager: leaving it ends all of them."""
+    """One run's coordinator and peers, below `directory`. A context manager: leaving it ends all of them.
+
+    The run's name must be one that no other run on this machine has: shared memory is found by it.
+    """
 
     def __init__(
         self, directory: Path, spec: RunSpec, *, peer_words: Sequence[str] = (), environment: dict[str, str] | None = None
@@ -74,8 +78,10 @@ class LocalSwarm:
             self._ended.append(self.peers[name])
         state = self.state_of(name)
         state.mkdir(parents=True, exist_ok=True)
+        line = self.directory / f"{name}.invite"
+        line.write_text(invite or self.invite, encoding="utf-8")
         command = (
-            *("peer", "join", invite or self.invite, "--name", name, "--state", str(state)),
+            *("peer", "join", str(line), "--name", name, "--state", str(state)),
             *("--listen", f"{LOOPBACK}:0", "--leashed"),
             *self.peer_words,
             *words,
@@ -119,8 +125,10 @@ class LocalSwarm:
         self.remove_local_copies()
 
     def remove_local_copies(self) -> None:
-        """A peer that was killed could not remove its vault."""
-        shutil.rmtree(self.directory / "vaults", ignore_errors=True)
+        """A peer that was killed could not remove its vault; the run's name tells which are ours."""
+        for place in {Path("/dev/shm"), Path(tempfile.gettempdir())}:
+            for vault in place.glob(f"shoal-*-{self.spec.run.name}-*"):
+                shutil.rmtree(vault, ignore_errors=True)
 
     def _answers(self) -> bool:
         from shoal.protocol.admin import GetStatus
