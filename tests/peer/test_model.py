@@ -127,4 +127,5 @@ def plain_llama(model: Decoder, tokens: Tensor) -> Tensor:
         x = norm(hidden, w["post_attention_layernorm.weight"])
         gate = x @ w["mlp.gate_proj.weight"].T
         hidden = hidden + (gate * torch.sigmoid(gate) * (x @ w["mlp.up_proj.weight"].T)) @ w["mlp.down_proj.weight"].T
-    return norm(hidden, weights["model.norm.weight"]) @ weights["lm_head.weight"].T
+    logits: Tensor = norm(hidden, weights["model.norm.weight"]) @ weights["lm_head.weight"].T
+    return logits
