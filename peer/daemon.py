@@ -310,7 +310,7 @@ class Daemon:
             shutil.rmtree(self._vault_directory, ignore_errors=True)
             return Kept()
         LOG.info("found the local copy of version %d", vault.version)
-        return Kept(vault.session, vault.version, vault.trained)
+        return Kept(vault.session, vault.version, vault.trained, vault.root() if vault.version >= 0 else b"")
 
     async def _open_vault(self, layout: ParameterLayout) -> VaultPlace:
         """The vault for the trainer's model: the one that is there if it fits, else a new one."""

@@ -149,6 +149,8 @@ class Kept:
     version: int = NO_VERSION
     trained: int = 0
     """Leased samples behind the pending work in the vault."""
+    root: bytes = b""
+    """Fingerprint of the shared state in the vault."""
 
 
 class Engine:
@@ -164,7 +166,7 @@ class Engine:
         self.trained = kept.trained
         self.spec: RunSpec | None = None
         self.layout: Layout | None = None
-        self.root = b""
+        self.root = kept.root
         self.online = False
         self.welcomed = False
         self.announced = False
