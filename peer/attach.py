@@ -455,6 +455,7 @@ class TrainerHost:
             writer.close()
             return
         self._writer = writer
+        reason = ""
         try:
             writer.write(encode(Configure(self._spec, self._settings)))
             while True:

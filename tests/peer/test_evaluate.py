@@ -25,7 +25,7 @@ class Bigram:
     """A table of logits. Targets below `ignored` do not count."""
 
     def __init__(self, table: Tensor, ignored: int = 0) -> None:
-        self.module = nn.Embedding(*table.shape, _weight=table, _freeze=True)
+        self.module = nn.Embedding(len(table), table.shape[1], _weight=table, _freeze=True)
         self.ignored = ignored
         self.modes: list[bool] = []
 
