@@ -25,7 +25,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import torch
 
 from shoal.compression.codec import Codec, CodecError
 from shoal.peer.events import ContributionArrived, ContributionRefused, Event, ResultArrived, StreamFailed
@@ -83,11 +82,6 @@ class Tools:
     """What was dropped, by reason."""
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs a coroutine whose exception ends the daemon."""
-
-
-def check_contribution(codec: Codec, payload: memoryview, spans: tuple[int, ...]) -> None:
-    """Raises CodecError unless the payload can be added."""
-    codec.decode_add(payload, spans, torch.zeros(sum(spans)), 1.0)
 
 
 class Exchange:
@@ -252,12 +246,16 @@ class Exchange:
             self.tools.dropped[reason] += 1
             return
         self._arrived.setdefault(peer, set()).add(header.key)
+        # A task of the round's, not of the stream's: what arrived counts even if its stream breaks at this moment.
+        await asyncio.shield(self.spawn(self._check(header.key, peer, payload)))
+
+    async def _check(self, key: PartKey, peer: PeerId, payload: memoryview) -> None:
         try:
-            await self.tools.workers.part(check_contribution, self.tools.send_codec, payload, self.spans(header.key))
+            await self.tools.workers.part(self.tools.send_codec.check, payload, self.spans(key), float(self.weights[peer]))
         except CodecError as error:
-            self.tools.emit(ContributionRefused(header.key, peer, str(error)))
-            return
-        self._hold(header.key, peer, payload)
+            self.tools.emit(ContributionRefused(key, peer, str(error)))
+        else:
+            self._hold(key, peer, payload)
 
     def _hold(self, key: PartKey, peer: PeerId, payload: memoryview) -> None:
         if not self.over:
