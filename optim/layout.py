@@ -24,6 +24,9 @@ from torch import Tensor, nn
 
 Shape = tuple[int, ...]
 
+LARGEST_VECTOR = 1 << 42
+"""Values that a layout from outside may claim."""
+
 
 class LayoutError(ValueError):
     """A module, vector or description does not fit the layout. The message says where."""
@@ -154,6 +157,8 @@ class ParameterLayout:
                 size = math.prod(_shape(shape))
                 slots.append(Slot(_text(name), _shape(shape), start, size, _count(fragment)))
                 start += size
+            if start > LARGEST_VECTOR:
+                raise LayoutError(f"{start} values; at most {LARGEST_VECTOR}")
             return cls(
                 tuple(slots),
                 tuple(Bystander(_text(n), _shape(s), _text(k)) for n, s, k in plain["frozen"]),

@@ -158,6 +158,7 @@ def test_json_there_and_back_is_the_same_layout() -> None:
         '{"slots":[["w",[1.5],0]],"frozen":[],"buffers":[],"ties":[]}',
         '{"slots":[["w",[true],0]],"frozen":[],"buffers":[],"ties":[]}',
         '{"slots":[[1,[1],0]],"frozen":[],"buffers":[],"ties":[]}',
+        '{"slots":[["w",[4000000,4000000],0]],"frozen":[],"buffers":[],"ties":[]}',
         '{"slots":[["w",3,0]],"frozen":[],"buffers":[],"ties":[]}',
         '{"slots":[["w",[1],0],["w",[1],0]],"frozen":[],"buffers":[],"ties":[]}',
         '{"slots":[["a",[1],1],["b",[1],0]],"frozen":[],"buffers":[],"ties":[]}',
