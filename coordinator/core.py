@@ -143,6 +143,8 @@ class Presence:
     gone_at: float | None = None
     """When the session is lost, unless it comes back."""
     version: int = NO_VERSION
+    claim: tuple[int, bytes] = (NO_VERSION, b"")
+    """Version and fingerprint of the shared state that its Hello spoke of."""
     pending: int = 0
     """Samples of work that a committed round left out, still to be contributed."""
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
@@ -369,6 +371,7 @@ class Core:
     def _bind(self, connection: int, presence: Presence, hello: Hello, now: float) -> None:
         presence.connection, presence.last_heard, presence.gone_at = connection, now, None
         presence.standing, presence.version = Standing.ARRIVING, hello.version
+        presence.claim = (hello.version, hello.root)
         presence.complaints.clear()
         self._session_of[connection] = presence.session
 
@@ -509,6 +512,8 @@ class Core:
 
     def _locate(self, presence: Presence, said: Locate, now: float) -> None:
         ledger, session = self.ledger, presence.session
+        if self._strays(presence, said.version):
+            said = replace(said, version=NO_VERSION)  # no entry fits on a state that was never the run's
         presence.version = said.version
         if said.version == ledger.version and said.version != NO_VERSION:
             self._seekers.discard(session)
@@ -546,6 +551,12 @@ class Core:
                     else f"start a peer that still has its local copy (newest here: {'none' if held < 0 else held})",
                 ),
             )
+
+    def _strays(self, presence: Presence, version: int) -> bool:
+        """Whether a peer came with another state under this version's name: a version 0 of its own, most likely."""
+        claimed, root = presence.claim
+        agreed = self.ledger.fingerprints.get(version)
+        return claimed == version and agreed is not None and root != agreed.root and bool(root or version == 0)
 
     def _build_origin(self, presence: Presence) -> None:
         builder = next((p for p in self._presence.values() if p.standing is Standing.BUILDING and p.connection is not None), None)

@@ -268,7 +268,9 @@ class Machine:
 
     def _make_engine(self) -> Engine:
         instance = f"{self.peer}/{self.life}"
-        kept = Kept(self.vault.session, self.vault.version, self.vault.trained)
+        vault = self.vault
+        root = values.root(vault.version, vault.state) if vault.version != NO_VERSION else b""
+        kept = Kept(vault.session, vault.version, vault.trained, root)
         return self.make_engine(Introduction(self.run, instance, self.peer, self.address), kept)
 
     def _recover(self) -> None:
