@@ -22,7 +22,7 @@ from shoal.protocol.wire import MESSAGE_LIMIT_BYTES, PEER_MESSAGE_LIMIT_BYTES
 CHUNK_BYTES = 1 << 20
 """Raw bytes per message when a whole state or part is fetched."""
 KEEPALIVE_S = 15.0
-"""Silence on a connection after which a ping asks whether it lives."""
+"""Silence on a connection after which a ping asks whether it lives. gRPC takes less than a second as a second."""
 KEEPALIVE_TIMEOUT_S = 10.0
 """How long the answer may take."""
 METADATA_LIMIT_BYTES = 16 << 10
@@ -98,7 +98,9 @@ def target(address: str) -> str:
     return f"dns:///{join_address(host, port)}"
 
 
-def channel_options(kind: Kind, server_name: str, keepalive_s: float = KEEPALIVE_S) -> Options:
+def channel_options(
+    kind: Kind, server_name: str, keepalive_s: float = KEEPALIVE_S, keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S
+) -> Options:
     """Options of a client's channel. `server_name` is the name that the server's certificate must have."""
     _, limit = RECEIVE_LIMIT_BYTES[kind]
     server_limit, _ = RECEIVE_LIMIT_BYTES[kind]
@@ -108,7 +110,7 @@ def channel_options(kind: Kind, server_name: str, keepalive_s: float = KEEPALIVE
         ("grpc.enable_http_proxy", 0),
         ("grpc.max_receive_message_length", limit),
         ("grpc.max_send_message_length", server_limit),
-        *_common(keepalive_s),
+        *_common(keepalive_s, keepalive_timeout_s),
         ("grpc.http2.max_pings_without_data", 0),
         # A channel is one connection of its own: several to one peer go faster over long links, and closing one closes its socket.
         ("grpc.use_local_subchannel_pool", 1),
@@ -120,24 +122,26 @@ def channel_options(kind: Kind, server_name: str, keepalive_s: float = KEEPALIVE
     ]
 
 
-def server_options(kind: Kind, keepalive_s: float = KEEPALIVE_S) -> Options:
+def server_options(kind: Kind, keepalive_s: float = KEEPALIVE_S, keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S) -> Options:
     """Options of a server that accepts `channel_options` connections of the same kind."""
     limit, client_limit = RECEIVE_LIMIT_BYTES[kind]
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", limit),
         ("grpc.max_send_message_length", client_limit),
-        *_common(keepalive_s),
+        *_common(keepalive_s, keepalive_timeout_s),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 1),
         ("grpc.server_handshake_timeout_ms", 20_000),
     ]
 
 
-def _common(keepalive_s: float) -> Options:
+def _common(keepalive_s: float, keepalive_timeout_s: float) -> Options:
     return [
         ("grpc.keepalive_time_ms", round(keepalive_s * 1000)),
-        ("grpc.keepalive_timeout_ms", round(KEEPALIVE_TIMEOUT_S * 1000)),
+        ("grpc.keepalive_timeout_ms", round(keepalive_timeout_s * 1000)),
+        # Without this a ping that is never answered ends the connection after a minute, whatever the keepalive timeout says.
+        ("grpc.http2.ping_timeout_ms", round(keepalive_timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.max_metadata_size", METADATA_LIMIT_BYTES),
         ("grpc.absolute_max_metadata_size", METADATA_LIMIT_BYTES),
