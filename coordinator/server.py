@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import errno
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -21,7 +23,6 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-import psutil
 
 from shoal.coordinator.core import Core
 from shoal.coordinator.enrolment import CERTIFICATE_LIFETIME, Registry
@@ -173,23 +174,24 @@ def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCrede
     try:
         listen(server, address, credentials)
     except UnreachableError as error:
-        port = split_address(address)[1]
-        holder = _holder_of(port)
-        if not holder:
-            raise
-        fix = "stop it, or serve with other ports (--listen, --enrol-listen)"
-        raise UnreachableError(f"cannot listen on {address}: port {port} is in use by {holder}", fix) from error
+        fix = "stop it (is this run served already?), or serve with other ports (--listen, --enrol-listen)"
+        if _in_use(address):
+            raise UnreachableError(
+                f"cannot listen on {address}: another program has port {split_address(address)[1]}", fix
+            ) from error
+        raise
 
 
-def _holder_of(port: int) -> str:
-    """Which process listens on a port of this machine, as far as this user may know."""
+def _in_use(address: str) -> bool:
+    """Whether a port is taken, rather than its address not ours: gRPC does not say which."""
+    host, port = split_address(address)
     try:
-        for found in psutil.net_connections("tcp"):
-            if found.status == psutil.CONN_LISTEN and found.laddr and found.laddr.port == port:
-                return f"process {found.pid}" if found.pid else "another program"
-    except (psutil.Error, OSError):
-        pass
-    return ""
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(where)
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return False
 
 
 # --- methods --------------------------------------------------------------------------------------------------------------------

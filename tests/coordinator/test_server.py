@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import os
 import signal
 import socket
 import subprocess
@@ -367,6 +366,16 @@ async def test_the_two_ports_mixed_up_give_sentences_that_say_so(run: tuple[Path
             await enrol(replace(invite, enrol_addresses=invite.session_addresses), tmp_path / "q")
 
 
+async def test_an_operators_credential_does_not_let_anybody_take_part(run: tuple[Path, Invite]) -> None:
+    directory, _ = run
+    async with serving(directory) as coordinator:
+        operator = load(directory / "admin")
+        link = SessionLink(operator.session_addresses, GrpcDial(lambda: operator), lambda event: None, lambda text: None)
+        with pytest.raises(RefusedError, match=f"the certificate of {operator.peer} does not allow to take part"):
+            await asyncio.wait_for(link.run(), 10)
+        assert coordinator.core.heard == []
+
+
 async def test_something_that_does_not_speak_tls_and_something_silent_are_told_apart(
     run: tuple[Path, Invite], tmp_path: Path
 ) -> None:
@@ -500,9 +509,7 @@ async def test_a_port_that_is_taken_is_named(run: tuple[Path, Invite]) -> None:
     with socket.socket() as taken:
         taken.bind((host, int(port)))
         taken.listen()
-        with pytest.raises(
-            UnreachableError, match=f"cannot listen on 127.0.0.1:{port}: port {port} is in use by process {os.getpid()}"
-        ):
+        with pytest.raises(UnreachableError, match=f"cannot listen on 127.0.0.1:{port}: another program has port {port} — stop it"):
             await serve(directory, core=SmallCore)
     async with serving(directory):
         pass
