@@ -342,16 +342,8 @@ class TrainerHost:
         self.built: Built | None = None
         """What the trainer said of itself and its data; None until then."""
         self._temporary: Path | None = None
-
-    @property
-    def socket_path(self) -> Path:
-        """Where trainers connect."""
-        path = self._directory / "trainer.sock"
-        if len(os.fsencode(path)) > SOCKET_PATH_LIMIT:
-            if self._temporary is None:
-                self._temporary = Path(tempfile.mkdtemp(prefix="shoal-"))
-            path = self._temporary / "trainer.sock"
-        return path
+        self.socket_path = directory / "trainer.sock"
+        """Where trainers connect, from `start` on."""
 
     @property
     def log_path(self) -> Path:
@@ -364,20 +356,21 @@ class TrainerHost:
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self, spec: bytes) -> None:
-        """Listen, and start the trainer (StartTrainer). Returns at once; TrainerAttached follows. A second call changes
-        nothing."""
+        """Listen, and start the trainer (StartTrainer); TrainerAttached follows. A second call changes nothing."""
         if self._server is not None:
             return
         self._spec = spec.decode()
         self._directory.mkdir(parents=True, exist_ok=True)
-        path = self.socket_path
-        path.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._serve, path)
-        os.chmod(path, 0o600)
+        if len(os.fsencode(self.socket_path)) > SOCKET_PATH_LIMIT:
+            self._temporary = Path(tempfile.mkdtemp(prefix="shoal-"))
+            self.socket_path = self._temporary / "trainer.sock"
+        self.socket_path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, self.socket_path)
+        os.chmod(self.socket_path, 0o600)
         if self._spawn:
             self._keeper = asyncio.create_task(self._keep_running(), name="trainer-keeper")
         else:
-            self._callbacks.tell(f"waiting for a trainer to attach to {path}")
+            self._callbacks.tell(f"waiting for a trainer to attach to {self.socket_path}")
 
     def perform(self, command: Command) -> bool:
         """Hand a command to the trainer. False when none is attached: TrainerLost came already, or follows."""
@@ -400,7 +393,8 @@ class TrainerHost:
         await self._end_process()
         if self._server is not None:
             self._server.close()
-            await self._server.wait_closed()
+            with contextlib.suppress(TimeoutError):  # a frozen script may never take its last message
+                await asyncio.wait_for(self._server.wait_closed(), STOP_PATIENCE_S)
         self.socket_path.unlink(missing_ok=True)
         if self._temporary is not None:
             self._temporary.rmdir()
@@ -412,15 +406,11 @@ class TrainerHost:
         pause_s, unready = FIRST_PAUSE_S, 0
         while True:
             started, self._reason, self._was_ready = loop.time(), "", False
-            with open(self.log_path, "ab") as log:
-                self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "shoal.peer.trainer", "--socket", str(self.socket_path)),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=os.environ | MALLOC_THRESHOLDS,
-                    start_new_session=True,  # the terminal's Ctrl-C is for the daemon, which decides what it means
-                )
+            try:
+                self._process = await self._spawn_trainer()
+            except OSError as error:
+                self._give_up(TrainerError(f"the trainer cannot be started: {error}"))
+                return
             code = await self._process.wait()
             self._lost(self._reason or describe_exit(code))
             if self._over:
@@ -434,6 +424,17 @@ class TrainerHost:
             self._callbacks.tell(f"the trainer ended ({self._reason}); starting it again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _spawn_trainer(self) -> asyncio.subprocess.Process:
+        with open(self.log_path, "ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "shoal.peer.trainer", "--socket", str(self.socket_path)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | MALLOC_THRESHOLDS,
+                start_new_session=True,  # the terminal's Ctrl-C is for the daemon, which decides what it means
+            )
 
     async def _end_process(self) -> None:
         process = self._process

@@ -1,9 +1,9 @@
 """The trainer: the process that computes. This file is the whole story, top to bottom:
 
-    load      local := shared - pending              the vault's shared state, without what this peer did and nobody has
-    committed yet step      forward, backward, clip, AdamW         H times, at a rate that depends on committed progress only
-    publish   delta := base - local                  into the vault, whole or not at all wait      the daemon and its peers
-    average the deltas and move the shared state; then again
+    load      local := shared - pending        shared state, without what this peer did and nobody has committed yet
+    step      forward, backward, clip, AdamW   H times, at a rate that depends on committed progress only
+    publish   delta := base - local            into the vault, whole or not at all
+    wait      daemon and peers average the deltas and move the shared state; then again
 
 Rule 1: nothing that is not finite is ever published. A loss, gradient or delta that is not ends the peer's round with weight 0:
 local progress and moments are dropped and the next round starts from the shared state, so that a poisoned batch does not become
@@ -91,7 +91,6 @@ class Trainer:
         self.optimizer, self.optimizer_steps = optimizer_of(self.task.module, spec), 0
         self.micro_batch = settings.micro_batch or spec.train.batch
         self.base = torch.empty(self.layout.values)
-        self.local = torch.empty(self.layout.values)
         self.steps = 0
 
     # --- one round --------------------------------------------------------------------------------------------------------------
@@ -114,8 +113,8 @@ class Trainer:
                 link.send(Progressed(self.steps, score.loss, score.tokens_per_s))
 
         order, _ = listen(link, order)  # the round may have got another name during the last step
-        delta = vault.begin_publish()
-        torch.sub(self.base, self.layout.gather(self.task.module, self.local), out=delta)
+        delta = self.layout.gather(self.task.module, vault.begin_publish())
+        torch.sub(self.base, delta, out=delta)
         if trouble := self.layout.describe_non_finite(delta):
             return self.give_up(order, vault, score, trouble)
         trained = order.trained + score.samples
@@ -126,11 +125,12 @@ class Trainer:
     def load(self, vault: Vault, version: int) -> None:
         """local := shared - pending. The base is kept, so that publishing does not depend on what the vault holds by then."""
         deadline = time.monotonic() + STATE_PATIENCE_S
-        while vault.read_theta(version, self.base) is None or vault.read_local(version, self.local) is None:
+        local = vault.begin_publish()  # free until something is published
+        while vault.read_theta(version, self.base) is None or vault.read_local(version, local) is None:
             if time.monotonic() > deadline or (not vault.changing and vault.version != version):
                 raise LocalProtocolError(f"told to train from version {version}, but the vault holds version {vault.version}")
             time.sleep(0.005)
-        self.layout.scatter(self.local, self.task.module)
+        self.layout.scatter(local, self.task.module)
 
     def rate(self, order: Train, own: int) -> float:
         """Learning rate of the step after which this peer has trained `own` samples of its quota in this round."""
@@ -192,17 +192,17 @@ class Trainer:
 
     def evaluate(self, vault: Vault, version: int) -> EvaluationDone:
         """Held-out bits per byte of the shared state at `version`, if the vault still has it."""
-        if vault.read_theta(version, self.local) is None:
+        if vault.read_theta(version, self.base) is None:
             return EvaluationDone(version, 0.0, 0)
-        self.layout.scatter(self.local, self.task.module)
+        self.layout.scatter(self.base, self.task.module)
         found = evaluate(self.task, self.corpus.heldout, self.spec.evaluation.samples, self.micro_batch, self.device)
         return EvaluationDone(version, found.bits_per_byte if found.tokens else 0.0, found.tokens)
 
     def export(self, vault: Vault, version: int) -> ModelWritten:
         """Write the shared state at `version` as a model."""
-        if vault.read_theta(version, self.local) is None:
+        if vault.read_theta(version, self.base) is None:
             raise LocalProtocolError(f"told to export version {version}, but the vault holds version {vault.version}")
-        self.layout.scatter(self.local, self.task.module)
+        self.layout.scatter(self.base, self.task.module)
         where = export(self.task, Path(self.settings.export_dir), version)
         return ModelWritten(str(where), sample_text(self.task, self.device, self.spec.data.sequence_length))
 
