@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, BinaryIO, Protocol
 
 from shoal.failures import PromiseError
 from shoal.localswarm import LocalSwarm
 from shoal.panel import byte_count, duration
 from shoal.protocol.admin import GetPeers, GetRounds, GetStatus, Pause, Peers, PeerView, Resume, Rounds, RoundView, Status
+from shoal.protocol.messages import NO_VERSION
 from shoal.protocol.spec import RunSpec
 
 PEERS = 4
@@ -43,7 +45,7 @@ START_S = 90.0
 STALL_S = 60.0
 """The longest time without a commit before the demo gives up."""
 FAREWELL_S = 60.0
-POLL_S = 0.25
+POLL_S = 0.4
 
 
 def run_spec(rounds: int = ROUNDS) -> RunSpec:
@@ -65,7 +67,6 @@ class Snapshot:
     elapsed_s: float
     status: Status
     peers: tuple[PeerView, ...]
-    rounds: tuple[RoundView, ...]
 
 
 class Audience(Protocol):
@@ -90,9 +91,7 @@ class Observations:
 
     started_at: float = 0.0
     finished_at: float = 0.0
-    start_bits: float = 0.0
-    end_bits: float = 0.0
-    newest: int = 0
+    newest: int = NO_VERSION
     went_back: int = 0
     """How often the version was seen below one that had been seen before."""
     killed: str = ""
@@ -188,22 +187,22 @@ class Demo:
             if child.exit_code != 0:
                 outcome = "did not leave" if child.exit_code is None else f"ended with code {child.exit_code}"
                 raise PromiseError(f"{child.name} {outcome}: {child.last_words(3)}", f"logs are in {swarm.directory}")
-        snapshot = self._look()
-        seen.status, seen.rounds = snapshot.status, snapshot.rounds
-        seen.end_bits = snapshot.status.bits_per_byte
+        seen.status = self._look().status
+        rounds = swarm.ask(GetRounds(ALL_ROUNDS_KEPT))
+        assert isinstance(rounds, Rounds)
+        seen.rounds = rounds.rounds
 
     def _look(self) -> Snapshot:
         """Ask how things are, show it, remember what the table needs."""
-        status, peers, rounds = (self._swarm.ask(command) for command in (GetStatus(), GetPeers(), GetRounds(ALL_ROUNDS_KEPT)))
+        seen = self._seen
+        status, peers = self._swarm.ask(GetStatus()), self._swarm.ask(GetPeers())
         assert isinstance(status, Status)
         assert isinstance(peers, Peers)
-        assert isinstance(rounds, Rounds)
-        seen = self._seen
         seen.went_back += status.version < seen.newest
         seen.newest = max(seen.newest, status.version)
         if status.evaluated_version >= 0:
             seen.evaluations[status.evaluated_version] = status.bits_per_byte
-        snapshot = Snapshot(time.monotonic() - self._began, status, peers.peers, rounds.rounds)
+        snapshot = Snapshot(time.monotonic() - self._began, status, peers.peers)
         self._audience.show(snapshot)
         return snapshot
 
@@ -222,7 +221,7 @@ class Demo:
         trained = sum(entry.train_s for entry in committed)
         spent = trained + sum(entry.wait_s for entry in committed)
         lost = status.version - len({entry.version for entry in committed}) + seen.went_back
-        digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in models.values()}
+        digests = {parameters_digest(path) for path in models.values()}
         expected = {name for name in self._swarm.peers if name != seen.killed}
         same = len(digests) == 1 and models.keys() == expected
         return [
@@ -270,14 +269,22 @@ def data_parallel_bytes(values: int, peers: int, steps: int) -> int:
 
 
 def count_values(model: Path) -> int:
-    """Values in a safetensors file, from its header: 8 bytes of length, then JSON with each tensor's shape."""
+    """Values in a safetensors file."""
     with model.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    total = 0
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            count = 1
-            for size in tensor["shape"]:
-                count *= size
-            total += count
-    return total
+        return sum(math.prod(tensor["shape"]) for tensor in _read_header(file).values())
+
+
+def parameters_digest(model: Path) -> str:
+    """SHA-256 of the tensors in a safetensors file: names, types, shapes and bytes, but not the free text beside them."""
+    with model.open("rb") as file:
+        digest = hashlib.sha256(json.dumps(_read_header(file), sort_keys=True).encode())
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _read_header(file: BinaryIO) -> dict[str, Any]:
+    """What a safetensors file begins with: 8 bytes of length, then JSON that says of each tensor where and what it is."""
+    header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    header.pop("__metadata__", None)
+    return header

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 
 LOGGER = "shoal"
+CONTINUATION = "\n         "
+"""Further lines of a message stand below its text, so that no message can pass for two."""
 
 
 def stamp() -> str:
@@ -33,7 +35,7 @@ class Narrator(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-            text = printable(record.getMessage())
+            text = CONTINUATION.join(printable(line) for line in record.getMessage().splitlines())
             if record.exc_info and self.level <= logging.DEBUG:
                 text = f"{text}\n{logging.Formatter().formatException(record.exc_info)}"
             self.show(f"{stamp()} {level}{text}")

@@ -85,7 +85,7 @@ def byte_count(number: float) -> str:
 def facts(progress: Progress) -> list[tuple[str, str]]:
     """What is known now, in the order in which a volunteer wants to read it. What is not known yet is left out."""
     known = [("phase", progress.phase or "starting")]
-    if progress.round > 0:
+    if progress.members > 0:
         known.append(("round", str(progress.round)))
     if progress.version > NO_VERSION:
         known.append(("version", str(progress.version)))
@@ -113,13 +113,13 @@ class Lines:
     def __init__(self, write: Callable[[str], None] | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._write = write or _to_stdout
         self._now = now
-        self._last: tuple[str, int, str] | None = None
+        self._last: tuple[str, int] | None = None
         self._last_at = 0.0
 
     def watch(self, progress: Progress) -> None:
-        """A line when round or version moved on, when something new is waited for, and every five seconds of a wait."""
+        """A line when the version moved on, when the phase changed before the first, and every five seconds of a wait."""
         now = self._now()
-        moved = (progress.phase if not progress.version > 0 else "", progress.version, progress.waiting_for)
+        moved = (progress.phase if progress.version <= 0 else "", progress.version)
         if moved == self._last and not (progress.waiting_for and now - self._last_at >= WAIT_LINE_S):
             return
         self._last, self._last_at = moved, now

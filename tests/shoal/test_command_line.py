@@ -191,3 +191,11 @@ def test_the_public_names_are_there_and_loaded_late() -> None:
 
 def test_strangers_cannot_steer_the_terminal() -> None:
     assert narration.printable("a\x1b[2Jb\r\nc") == "a\ufffd[2Jb\ufffd\ufffdc"
+
+
+def test_a_message_of_several_lines_cannot_pass_for_several_messages() -> None:
+    shown: list[str] = []
+    narrator = narration.begin(verbose=False)
+    narrator.show = shown.append
+    logging.getLogger("shoal.peer").info("the model writes:\n12:00:00 error: all is lost")
+    assert [line[:9].strip() != "" for line in "".join(shown).splitlines()] == [True, False]

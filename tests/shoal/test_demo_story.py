@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import shoal.demo as story
-from shoal.demo import Demo, Snapshot, count_values, data_parallel_bytes
+from shoal.demo import Demo, Snapshot, count_values, data_parallel_bytes, parameters_digest
 from shoal.demoview import LogAudience
 from shoal.failures import PromiseError
 from shoal.protocol.admin import (
@@ -181,6 +181,18 @@ def test_values_are_counted_from_the_header_scalars_too(tmp_path: Path) -> None:
     assert count_values(tmp_path / "m") == VALUES
 
 
+def test_equal_tensors_have_equal_digests_whatever_stands_beside_them(tmp_path: Path) -> None:
+    def model(name: str, **header: object) -> Path:
+        text = json.dumps(header).encode()
+        (tmp_path / name).write_bytes(len(text).to_bytes(8, "little") + text + b"bytes")
+        return tmp_path / name
+
+    one, other = {"shape": [1]}, {"shape": [2]}
+    same = model("a", __metadata__={"x": "1", "y": "2"}, w=one, b=other)
+    assert parameters_digest(same) == parameters_digest(model("b", b=other, __metadata__={"y": "2"}, w=one))
+    assert parameters_digest(same) != parameters_digest(model("c", w=other, b=one))
+
+
 def test_data_parallel_bytes_are_the_lower_bound_of_an_all_reduce() -> None:
     assert data_parallel_bytes(values=10, peers=4, steps=3) == 4 * (2 * 3 / 4) * 40 * 3
     assert data_parallel_bytes(values=10, peers=1, steps=3) == 0
@@ -193,7 +205,7 @@ def test_the_log_has_one_line_per_version(capsys: pytest.CaptureFixture[str]) ->
     for _ in range(3):
         status = swarm.status()
         for _ in range(5):
-            audience.show(Snapshot(1.0, status, (swarm.view("anna"),), ()))
+            audience.show(Snapshot(1.0, status, (swarm.view("anna"),)))
         swarm.version += 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0].split(" ", 1)[1] for line in lines] == ["version 1", "version 2"]
