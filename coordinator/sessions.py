@@ -21,6 +21,7 @@ import grpc
 from shoal.coordinator.performer import Performer
 from shoal.protocol.channels import split_address
 from shoal.protocol.errors import ShoalError, UnreachableError
+from shoal.protocol.generated import coordinator_pb2
 from shoal.protocol.messages import Envelope, PeerId
 from shoal.protocol.services import SESSION_OPEN
 from shoal.protocol.tls import Caller, caller_of
@@ -86,6 +87,27 @@ class Outbox:
             await self._changed.wait()
 
 
+class Packer:
+    """Encodes envelopes. A body that goes to many streams (a commit of thousands of parts) is encoded once, not once per stream.
+
+    An envelope's bytes are its ids followed by its body's: protobuf reads concatenated messages as one (protobuf.dev, "Last One
+    Wins"), and fields that are 0 are not written.
+    """
+
+    def __init__(self, kept: int = 8) -> None:
+        self._recent: deque[tuple[object, bytes]] = deque(maxlen=kept)
+
+    def pack(self, envelope: Envelope) -> bytes:
+        """The same message as `wire.pack(envelope)`."""
+        ids = coordinator_pb2.Envelope(session=envelope.session, term=envelope.term).SerializeToString()
+        for body, encoded in self._recent:
+            if body is envelope.body:
+                return ids + encoded
+        encoded = pack(Envelope(0, 0, envelope.body))
+        self._recent.append((envelope.body, encoded))
+        return ids + encoded
+
+
 class Sessions:
     """Serves session streams. `renewed_until` tells when the newest certificate of a peer that this process issued ends."""
 
@@ -99,6 +121,7 @@ class Sessions:
         self._renewed_until = renewed_until
         self._say = say
         self._open: set[Outbox] = set()
+        self._packer = Packer()
 
     def close_all(self, reason: str) -> None:
         """End all streams now; the coordinator leaves, which is said once and not per stream."""
@@ -161,7 +184,7 @@ class Sessions:
 
     async def _write(self, context: grpc.aio.ServicerContext[bytes, bytes], outbox: Outbox) -> None:
         async for envelope in outbox.drain():
-            await context.write(pack(envelope))
+            await context.write(self._packer.pack(envelope))
 
     async def _expire(self, caller: Caller, outbox: Outbox) -> None:
         """Returns when the identity's newest certificate has ended."""
