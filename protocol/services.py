@@ -109,7 +109,7 @@ class StreamMethod:
         return Served(self.path, grpc.stream_stream_rpc_method_handler(behaviour))
 
 
-class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+class _Handlers(grpc.GenericRpcHandler):
     def __init__(self, methods: dict[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
         self._methods = methods
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -69,7 +70,7 @@ def test_the_payload_is_a_view_and_not_a_copy() -> None:
 
 
 def test_buffers_of_other_item_types_are_framed_as_bytes() -> None:
-    numbers = memoryview(bytearray(struct.pack("<3f", 1.0, 2.0, 3.0))).cast("f")
+    numbers: Any = memoryview(bytearray(struct.pack("<3f", 1.0, 2.0, 3.0))).cast("f")
     _, payload = frames.decode(frames.encode(HEADER, memoryview(b""), numbers))
     assert struct.unpack("<3f", payload) == (1.0, 2.0, 3.0)
 

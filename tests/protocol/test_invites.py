@@ -124,4 +124,4 @@ def test_any_text_is_an_invite_or_an_invite_error(text: str) -> None:
 def test_an_invite_that_could_not_work_cannot_be_made() -> None:
     for change in ({"enrol_addresses": ()}, {"run": "Run"}, {"ca_pem": b"x"}, {"token": "x" * 300}, {"session_addresses": ("x",)}):
         with pytest.raises(InviteError):
-            replace(INVITE, **change)  # type: ignore[arg-type]
+            replace(INVITE, **change)

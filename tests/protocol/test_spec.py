@@ -30,7 +30,7 @@ def test_the_example_documents_every_key_with_its_default() -> None:
         place = lines.index(f"[{section}]")
         assert lines[place - 1].startswith("# ")
         assert isinstance(table.annotation, type)
-        for name, field in table.annotation.model_fields.items():  # type: ignore[attr-defined]
+        for name, field in table.annotation.model_fields.items():
             keys += 1
             assert field.description, f"{section}.{name}"
             at = next(i for i in range(place, len(lines)) if lines[i].startswith(f"{field.alias or name} = "))

@@ -41,13 +41,15 @@ from shoal.protocol.plain import field_types, union_members
 WHOLE = st.integers(0, 2**63 - 1)
 DIGEST = st.binary(min_size=32, max_size=32)
 SIGNED_NAMES = {"version", "base", "evaluated_version"}
+SIGNED_OTHERS = {("Status", "round")}
+"""Besides versions, what may be -1 for "none"."""
 BODIES = typing.get_args(FromPeer) + typing.get_args(FromCoordinator)
 OTHERS = tuple(
     cls for module in (enrolment, transfers) for cls in vars(module).values() if getattr(cls, "__module__", "") == module.__name__
 )
 
 
-def values(kind: Any, name: str) -> st.SearchStrategy[Any]:
+def values(kind: Any, name: str, signed: bool = False) -> st.SearchStrategy[Any]:
     """Everything that the wire promises to carry in a field of this name and type."""
     members = union_members(kind)
     if members:
@@ -63,7 +65,7 @@ def values(kind: Any, name: str) -> st.SearchStrategy[Any]:
     if kind is bool:
         return st.booleans()
     if kind is int:
-        return st.integers(-1, 2**63 - 1) if name in SIGNED_NAMES else WHOLE
+        return st.integers(-1, 2**63 - 1) if signed else WHOLE
     if kind is float:
         return st.floats(allow_nan=False, allow_infinity=name in ("loss", "bits_per_byte"))
     if kind is bytes:
@@ -71,8 +73,12 @@ def values(kind: Any, name: str) -> st.SearchStrategy[Any]:
     return st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
+def is_signed(cls: Any, name: str) -> bool:
+    return name in SIGNED_NAMES or (cls.__name__, name) in SIGNED_OTHERS
+
+
 def instances(cls: Any) -> st.SearchStrategy[Any]:
-    return st.builds(cls, **{name: values(kind, name) for name, kind in field_types(cls).items()})
+    return st.builds(cls, **{name: values(kind, name, is_signed(cls, name)) for name, kind in field_types(cls).items()})
 
 
 def envelopes() -> st.SearchStrategy[Envelope]:
@@ -178,7 +184,7 @@ def mirrored() -> list[Any]:
 @pytest.mark.parametrize("cls", mirrored(), ids=lambda cls: cls.__name__)
 def test_a_dataclass_and_its_proto_message_have_the_same_fields(cls: Any) -> None:
     file = peer_pb2 if cls.__module__ == transfers.__name__ else coordinator_pb2
-    descriptor = file.DESCRIPTOR.message_types_by_name[cls.__name__]
+    descriptor: Any = file.DESCRIPTOR.message_types_by_name[cls.__name__]
     expected = set(field_types(cls))
     if cls is Envelope:
         assert {field.message_type.name for field in descriptor.oneofs_by_name["body"].fields} == {body.__name__ for body in BODIES}
@@ -186,12 +192,12 @@ def test_a_dataclass_and_its_proto_message_have_the_same_fields(cls: Any) -> Non
         expected |= {field.name for field in descriptor.oneofs_by_name["body"].fields}
     assert {field.name for field in descriptor.fields} == expected
     signed = {field.name for field in descriptor.fields if field.type == FieldDescriptor.TYPE_SINT64}
-    assert signed == {name for name, kind in field_types(cls).items() if kind is int and name in SIGNED_NAMES}
+    assert signed == {name for name, kind in field_types(cls).items() if kind is int and is_signed(cls, name)}
 
 
 def test_the_unions_of_commands_and_replies_are_complete() -> None:
     for name, union in (("AdminCommand", admin.AdminCommand), ("AdminReply", admin.AdminReply | admin.AdminError)):
-        fields = coordinator_pb2.DESCRIPTOR.message_types_by_name[name].oneofs_by_name["body"].fields
+        fields: Any = coordinator_pb2.DESCRIPTOR.message_types_by_name[name].oneofs_by_name["body"].fields
         assert {field.message_type.name for field in fields} == {cls.__name__ for cls in typing.get_args(union)}
 
 
@@ -256,7 +262,7 @@ def test_only_a_loss_may_be_non_finite(value: float) -> None:
     with pytest.raises(LocalProtocolError, match="not finite"):
         wire.pack(Envelope(1, 1, Heartbeat(tokens_per_s=value)))
     proto = coordinator_pb2.Envelope()
-    proto.part_closed.key.section = 1
+    proto.part_closed.key.section = coordinator_pb2.SECTION_PARAMETERS
     proto.part_closed.digest = bytes(32)
     proto.part_closed.divisor = value
     refused(proto, r"PartClosed\.divisor: .* is not finite")
@@ -264,13 +270,13 @@ def test_only_a_loss_may_be_non_finite(value: float) -> None:
 
 def test_unknown_and_unspecified_sections_are_refused() -> None:
     for number in (0, 3, 77):
-        proto = coordinator_pb2.Envelope()
+        proto: Any = coordinator_pb2.Envelope()
         proto.have.items.add(section=number, digest=bytes(32))
         refused(proto, f"unknown value {number}")
 
 
 def test_values_that_the_dataclass_refuses_are_the_senders_fault() -> None:
-    proto = coordinator_pb2.Envelope()
+    proto: Any = coordinator_pb2.Envelope()
     proto.open.stop = 1
     proto.open.lease.add(start=5, stop=5)
     refused(proto, "empty or negative span 5..5")
