@@ -123,7 +123,8 @@ class Lines:
         if moved == self._last and not (progress.waiting_for and now - self._last_at >= WAIT_LINE_S):
             return
         self._last, self._last_at = moved, now
-        text = waiting(progress) or "  ".join(f"{name} {value}" for name, value in facts(progress))
+        long_wait = progress.waiting_for and progress.waiting_s >= WAIT_LINE_S
+        text = waiting(progress) if long_wait else "  ".join(f"{name} {value}" for name, value in facts(progress))
         self.say(f"{narration.stamp()} {narration.printable(text)}")
 
     def say(self, line: str) -> None:

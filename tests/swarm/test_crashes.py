@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from shoal.coordinator.records import FingerprintAgreed, Record, RoundCommitted
 from shoal.localswarm import LocalSwarm
-from tests.swarm.toyswarm import Swarms, finish, journal_of, members, status, toy_spec, working
+from tests.swarm.toyswarm import Swarms, finish, journal_of, members, same_models, status, toy_spec, working
 
 pytestmark = pytest.mark.slow
 
@@ -45,10 +43,6 @@ def assert_nothing_was_lost(records: list[Record]) -> None:
     agreed = [record for record in records if isinstance(record, FingerprintAgreed)]
     assert agreed
     assert not [record for record in agreed if record.flagged or record.votes != record.voters]
-
-
-def same_models(models: dict[str, Path]) -> bool:
-    return len({hashlib.sha256(path.read_bytes()).hexdigest() for path in models.values()}) == 1
 
 
 def test_a_killed_peer_costs_the_others_seconds_and_comes_back_with_its_identity(swarms: Swarms) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from shoal.compression.codec import codec as codec_named
 from shoal.coordinator.records import FingerprintAgreed, RoundCommitted
 from shoal.optim.layout import ParameterLayout
 from shoal.optim.outer import fingerprint, nesterov_step
-from tests.swarm.toyswarm import Swarms, finish, journal_of, status, toy_spec, working
+from tests.swarm.toyswarm import Swarms, finish, journal_of, same_models, status, toy_spec, working
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +67,7 @@ def test_two_peers_reach_the_golden_numbers_with_equal_bytes_after_every_round(s
     for name, d in gradients.items():
         swarm.add_peer(name, environment={"SHOAL_TOY_D": str(d)})
     models = finish(swarm)
-    assert len({hashlib.sha256(path.read_bytes()).hexdigest() for path in models.values()}) == 1
+    assert same_models(models)
     w = load_file(models["anna"])["w"]
     assert w.tolist() == pytest.approx([0.3546] * 8, abs=1e-6)
 
@@ -121,7 +120,7 @@ def test_a_joiner_takes_the_state_over_and_counts(swarms: Swarms) -> None:
     swarm.add_peer("ben")
     swarm.wait_for(lambda: "ben" in working(swarm), TOGETHER_S, "ben's work to be committed")
     models = finish(swarm)
-    assert len({hashlib.sha256(path.read_bytes()).hexdigest() for path in models.values()}) == 1
+    assert same_models(models)
     agreed = [record for record in journal_of(swarm) if isinstance(record, FingerprintAgreed)]
     assert any(record.voters == 2 for record in agreed)
     assert all(record.votes == record.voters and not record.flagged for record in agreed)

@@ -10,6 +10,7 @@ from typing import Any
 from shoal.coordinator.journal import Journal, journal_url
 from shoal.coordinator.records import Record
 from shoal.coordinator.setup import RunDirectory
+from shoal.demo import parameters_digest
 from shoal.localswarm import LocalSwarm
 from shoal.protocol.admin import GetPeers, GetStatus, Peers, PeerView, Status
 from shoal.protocol.spec import RunSpec
@@ -38,6 +39,11 @@ def finish(swarm: LocalSwarm) -> dict[str, Path]:
     swarm.wait_for(lambda: all(peer.exit_code is not None for peer in swarm.peers.values()), RUN_S, "every peer to leave")
     assert {name: peer.exit_code for name, peer in swarm.peers.items()} == dict.fromkeys(swarm.peers, 0)
     return {name: next(swarm.state_of(name).rglob("model.safetensors")) for name in swarm.peers}
+
+
+def same_models(models: dict[str, Path]) -> bool:
+    """Whether all peers ended with the same bytes in every tensor."""
+    return len({parameters_digest(path) for path in models.values()}) == 1
 
 
 def journal_of(swarm: LocalSwarm) -> list[Record]:
