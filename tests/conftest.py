@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -118,9 +119,28 @@ def _tells_of_a_leak(process: psutil.Process) -> bool:
         return False
 
 
+ROOTS = ("/dev/shm/shoal", str(Path(tempfile.gettempdir()) / "shoal"))
+_made_here: set[str] = set()
+"""Paths of shoal's that this process made."""
+_started = 0
+"""Processes that this process started."""
+
+
+def _watch(event: str, arguments: tuple[object, ...]) -> None:
+    global _started
+    if event in ("os.mkdir", "open"):
+        path = arguments[0]
+        if isinstance(path, str | os.PathLike) and (text := os.fspath(path)).startswith(ROOTS):
+            _made_here.add(text)
+    elif event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
+        _started += 1
+
+
+sys.addaudithook(_watch)
+
+
 def _shoal_files() -> set[Path]:
-    roots = {Path("/dev/shm"), Path(tempfile.gettempdir())}
-    return {path for root in roots for pattern in ("shoal*", "shoal*/*") for path in root.glob(pattern)}
+    return {path for root in ROOTS for pattern in ("*", "*/*") for path in Path(root).parent.glob(Path(root).name + pattern)}
 
 
 def _in_use_elsewhere(path: Path) -> bool:
@@ -142,17 +162,21 @@ def _in_use_elsewhere(path: Path) -> bool:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test after which there is a child process or a shoal file that was not there before."""
-    known_pids, children, files = set(psutil.pids()), _children(), _shoal_files()
+    known_pids, children, files, started = set(psutil.pids()), _children(), _shoal_files(), _started
+    _made_here.clear()
     yield
+    left_files = _shoal_files() - files
+    if _started == started:  # then whatever is new and not of our making is somebody else's
+        left_files &= {Path(path) for path in _made_here}
     deadline = time.monotonic() + LEFTOVER_GRACE_S
     while True:
         left_processes = [child for child in (_children() - children) | _orphans(known_pids) if _tells_of_a_leak(child)]
-        left_files = [path for path in _shoal_files() - files if path.exists() and not _in_use_elsewhere(path)]
+        left_files = {path for path in left_files if path.exists() and not _in_use_elsewhere(path)}
         if not left_processes and not left_files:
             return
         if time.monotonic() > deadline:
             break
-        time.sleep(0.05)
+        time.sleep(0.1)
     described = []
     for child in left_processes:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ def run_pytest(folder: Path, source: str, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments, "test_inner.py"],
         cwd=folder,
+        env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=60,
@@ -39,8 +41,7 @@ def test_an_orphan_left_behind_by_a_child_fails_the_test_and_is_ended(tmp_path: 
 
 
 def test_a_file_left_in_a_shoal_directory_fails_the_test(tmp_path: Path) -> None:
-    head = f"import tempfile, pathlib\ntempfile.tempdir = {str(tmp_path)!r}\n"
-    source = head + "def test_it():\n    pathlib.Path(tempfile.tempdir, 'shoal-x').touch()\n"
+    source = "import tempfile, pathlib\n\ndef test_it():\n    pathlib.Path(tempfile.gettempdir(), 'shoal-x').mkdir()\n"
     output = run_pytest(tmp_path, source, "-o", "timeout=30")
     assert "left behind:" in output
     assert "shoal-x" in output
