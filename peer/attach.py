@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import queue
@@ -30,7 +31,7 @@ import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -526,12 +527,18 @@ class TrainerHost:
 
 
 def default_threads() -> int:
-    """Cores that this process may use, divided by the trainers on the machine, the new one included."""
+    """Cores that this process may use, divided by the trainers on the machine: those of all peers that run here, this one's included."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    running = 0
-    for process in psutil.process_iter(["cmdline"]):
-        running += "shoal.peer.trainer" in (process.info["cmdline"] or ())
-    return max(1, cores // (running + 1))
+    return max(1, cores // count_trainers(process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])))
+
+
+def count_trainers(commands: Iterable[Sequence[str]]) -> int:
+    """How many trainers these command lines stand for, or will: daemons start before their trainers. At least one, ours."""
+    daemons = trainers = 0
+    for command in commands:
+        trainers += "shoal.peer.trainer" in command
+        daemons += ("peer", "join") in itertools.pairwise(command)
+    return max(daemons, trainers, 1)
 
 
 def describe_exit(code: int) -> str:

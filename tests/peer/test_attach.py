@@ -36,6 +36,7 @@ from shoal.peer.attach import (
     UseVault,
     VaultPlace,
     body_size,
+    count_trainers,
     describe_exit,
     encode,
     from_trainer,
@@ -213,6 +214,16 @@ def test_a_message_that_is_too_long_is_refused_before_it_is_read() -> None:
 def test_exits_are_described_in_words() -> None:
     assert "SIGKILL" in describe_exit(-9)
     assert describe_exit(3) == "it exited with status 3"
+
+
+def test_threads_are_shared_among_the_peers_of_a_machine() -> None:
+    daemon, trainer = (
+        ["python", "-m", "shoal", "peer", "join", "--name", "x"],
+        ["python", "-m", "shoal.peer.trainer", "--socket", "s"],
+    )
+    assert count_trainers([]) == 1
+    assert count_trainers([daemon, daemon, daemon, trainer, ["join", "peer"]]) == 3
+    assert count_trainers([daemon, trainer, trainer, []]) == 2
 
 
 # --- a script that attaches -----------------------------------------------------------------------------------------------------
