@@ -527,7 +527,7 @@ class TrainerHost:
 
 
 def default_threads() -> int:
-    """Cores that this process may use, divided by the trainers on the machine: those of all peers that run here, this one's included."""
+    """Cores that this process may use, divided by the trainers of all peers on the machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // count_trainers(process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])))
 
