@@ -23,10 +23,10 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from shoal import __version__
 from shoal.compression.codec import Codec, codec
 from shoal.optim.layout import ParameterLayout, Part
 from shoal.peer.attach import HostCallbacks, TrainerHost, TrainerSettings, VaultPlace
@@ -66,6 +66,9 @@ from shoal.protocol.spec import RunSpec
 
 LOG = logging.getLogger("shoal.peer")
 WATCH_EVERY_S = 0.25
+LAST_WORDS_S = 1.0
+"""How long what was said to the coordinator may take to be sent when the daemon ends."""
+EXIT_INTERRUPTED = 130
 LAST_COPY = "last-copy"
 """Where, beside its identity, the last member to leave keeps its local copy for the next start."""
 
@@ -151,6 +154,8 @@ class Daemon:
         self._spec: RunSpec | None = None
         self._session = NO_SESSION
         self._dropping = False
+        self._leaving = False
+        self._linking: asyncio.Task[None] | None = None
         self._bits_per_byte = 0.0
         self._waiting = ("", 0.0)
         self._watched_at = 0.0
@@ -177,16 +182,19 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError):
-                loop.add_signal_handler(number, self._emit, LeaveAsked())
+                loop.add_signal_handler(number, self._interrupted)
         port = await self._plane.listen(self._settings.listen) if self._settings.listen else 0
         engine = self._engine = Engine(self._introduction(port), self._find_vault())
-        for work in (self._link.run(), self._keeper.run(), self._serve_events(engine), _outcome(self._plane.broken)):
+        self._linking = self._supervise(self._link.run())
+        for work in (self._keeper.run(), self._serve_events(engine), _outcome(self._plane.broken)):
             self._supervise(work)
         return await self._over
 
     async def close(self) -> None:
         """End everything; remove the shared memory unless this peer may be needed to start the run again."""
         self._link.close()
+        if self._linking is not None:
+            await asyncio.wait({self._linking}, timeout=LAST_WORDS_S)
         await self._host.close()
         for task in self._tasks:
             task.cancel()
@@ -199,6 +207,18 @@ class Daemon:
         if gone and self._engine is not None and self._engine.last_to_leave:
             self._keep_last_copy()
         self._vault.close(remove=gone)
+
+    def _interrupted(self) -> None:
+        """Ctrl-C: the first one leaves in good order, the second at once."""
+        if not self._leaving:
+            self._leaving = True
+            self._emit(LeaveAsked())
+            return
+        if (trainer := self._host.pid) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(trainer, signal.SIGKILL)
+        shutil.rmtree(self._vault_directory, ignore_errors=True)
+        os._exit(EXIT_INTERRUPTED)
 
     # --- events in, effects out -------------------------------------------------------------------------------------------------
 
@@ -260,11 +280,12 @@ class Daemon:
         if not self._over.done():
             self._over.set_exception(error)
 
-    def _supervise(self, work: Coroutine[Any, Any, None]) -> None:
+    def _supervise(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something for the daemon's life; when it fails, the daemon ends with its error."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -283,7 +304,7 @@ class Daemon:
             self._advertised(port) if port else "",
             settings.name,
             settings.device,
-            f"shoal {__version__}",
+            f"shoal {version('shoal')}",
         )
 
     def _advertised(self, port: int) -> str:
