@@ -7,6 +7,9 @@ nothing that it had promised.
 Per round there is one data file, `<round>.bytes`, and one index of fixed-size records, `<round>.index`. Reading and writing go
 through `pread` and `pwrite`: on a full file system they fail with an error where a mapping would kill the process. Neighbours:
 `vault` keeps one of these in its directory, `bulk` stores into it and serves from it. All methods may be called from any thread.
+
+The data file of a round that is dropped is kept as `spare` for the next one: taking its memory from the kernel again would cost as
+much as writing the parts.
 """
 
 from __future__ import annotations
@@ -136,7 +139,7 @@ class PartStore:
             os.close(files.data)
             os.close(files.index)
             self._path(round_id, "index").unlink(missing_ok=True)
-            self._path(round_id, "bytes").unlink(missing_ok=True)
+            os.replace(self._path(round_id, "bytes"), self._spare)
 
     def close(self) -> None:
         """Close the files; what is kept stays on disk."""
@@ -149,8 +152,15 @@ class PartStore:
     def _path(self, round_id: int, kind: str) -> Path:
         return self._directory / f"{round_id}.{kind}"
 
+    @property
+    def _spare(self) -> Path:
+        return self._directory / "spare"
+
     def _create(self, round_id: int) -> _Round:
+        """Open a round's files; a new one gets the spare file, whose old bytes no index speaks of."""
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+        if not self._path(round_id, "bytes").exists() and self._spare.exists():
+            os.replace(self._spare, self._path(round_id, "bytes"))
         data = os.open(self._path(round_id, "bytes"), flags, 0o600)
         index = os.open(self._path(round_id, "index"), flags | os.O_APPEND, 0o600)
         self._rounds[round_id] = files = _Round(data, index)
@@ -166,4 +176,4 @@ class PartStore:
             if section in _SECTION_OF and offset + length <= size:
                 key = PartKey(round_id, _SECTION_OF[section], part, attempt)
                 files.parts[digest] = StoredPart(key, digest, offset, length)
-        files.end = size
+                files.end = max(files.end, offset + length)

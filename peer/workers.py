@@ -8,6 +8,7 @@ asked first is done first, and no two of them overlap. Neighbour: `bulk` hands t
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -40,8 +41,11 @@ def part_threads() -> int:
 
 
 def settle_daemon_process() -> None:
-    """For the daemon's `main`: parts are what runs in parallel, so each torch operation keeps to its own thread."""
+    """For the daemon's `main`, after its imports: parts are what runs in parallel, so each torch operation keeps to its own thread;
+    and the garbage collector no longer walks through all of torch, for tenths of a second on the event loop, to find nothing."""
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
 
 
 class Workers:

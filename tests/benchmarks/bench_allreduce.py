@@ -1,7 +1,7 @@
 """An all-reduce among four daemons against gloo's, in fp32, among the same four processes.
 
-Each process has a vault and a bulk plane, real mutual TLS over loopback, driven by the scripted engine of the data plane's tests, and
-a gloo process group. Turns alternate, so that both see the same machine; a turn's time is from a common barrier to the slowest
+Each process has a vault and a bulk plane, real mutual TLS over loopback, driven by the scripted engine of the data plane's tests,
+and a gloo process group. Turns alternate, so that both see the same machine; a turn's time is from a common barrier to the slowest
 process. A turn of ours ends when everybody has every part hashed, stored and decoded to fp32; the outer step is timed apart. Bytes
 are what the kernel says was acknowledged on the process's TCP connections.
 """
@@ -198,7 +198,7 @@ class _Peak:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.01):
+        while not self._stop.wait(0.05):
             self._most = max(self._most, _anonymous_bytes())
 
     def __enter__(self) -> _Peak:
@@ -227,7 +227,6 @@ async def _work(index: int, scratch: Path, parameters: int, out: IO[str]) -> Non
     from shoal.protocol.plain import from_plain, to_plain
     from tests.peer.scripted import ScriptedPeer, credential
 
-    settle_daemon_process()
     before = _anonymous_bytes()
     int8 = codec("int8", BLOCK)
     step = (1 << 20) // int8.encoded_size((BLOCK,)) * BLOCK
@@ -256,6 +255,8 @@ async def _work(index: int, scratch: Path, parameters: int, out: IO[str]) -> Non
     own = torch.empty_like(delta)
     before += 4 * 3 * parameters  # delta, own and result are the benchmark's
     torch.distributed.init_process_group("gloo", init_method=f"file://{scratch}/gloo", rank=index, world_size=PEERS)
+
+    settle_daemon_process()
 
     def say(**said: Any) -> None:
         out.write(json.dumps(said) + "\n")

@@ -227,7 +227,7 @@ def test_old_entries_are_forgotten_with_their_bytes_and_rounds_in_flight_are_not
     vault.drop_round(200)
     assert vault.store.rounds() == {102, 103}
     vault.keep_entries(0)
-    assert not list((vault.directory / "parts").iterdir())
+    assert [path.name for path in (vault.directory / "parts").iterdir()] == ["spare"]
     assert not list((vault.directory / "entries").iterdir())
 
 
@@ -250,6 +250,24 @@ def test_parts_and_entries_survive_a_restart(tmp_path: Path) -> None:
     vault = Vault.open(tmp_path / "vault", RUN)
     assert [vault.store.read(vault.store.find(name * 32)) for name in (b"x", b"y")] == [b"result", b"another"]  # type: ignore[arg-type]
     vault.close(remove=True)
+
+
+def test_the_memory_of_a_dropped_round_serves_the_next_one_and_its_bytes_are_never_read(vault: Vault) -> None:
+    store = vault.store
+    store.put(PartKey(1, Section.PARAMETERS, 0), b"a" * 32, b"old bytes of round 1")
+    store.put(PartKey(2, Section.PARAMETERS, 0), b"b" * 32, b"old bytes of round 2")
+    memory = (vault.directory / "parts/2.bytes").stat().st_ino
+    store.drop(1)
+    store.drop(2)
+    assert store.find(b"a" * 32) is store.find(b"b" * 32) is None
+    store.put(PartKey(3, Section.PARAMETERS, 5), b"c" * 32, b"new")
+    assert (vault.directory / "parts/3.bytes").stat().st_ino == memory
+    assert store.nbytes() == 3
+    again = partstore.PartStore(vault.directory / "parts")
+    again.put(PartKey(3, Section.PARAMETERS, 6), b"d" * 32, b"newer")
+    assert [again.read(again.find(name * 32)) for name in (b"c", b"d")] == [b"new", b"newer"]  # type: ignore[arg-type]
+    assert again.find(b"b" * 32) is None
+    again.close()
 
 
 # --- a state from elsewhere -----------------------------------------------------------------------------------------------------
