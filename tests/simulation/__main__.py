@@ -29,7 +29,9 @@ def main() -> int:
     started = time.perf_counter()
     violations = versions = events = stranded = 0
     with multiprocessing.Pool(arguments.processes) as pool:
-        for outcome in pool.imap_unordered(functools.partial(play, tail=arguments.tail), range(arguments.first, arguments.first + arguments.seeds), chunksize=4):
+        for outcome in pool.imap_unordered(
+            functools.partial(play, tail=arguments.tail), range(arguments.first, arguments.first + arguments.seeds), chunksize=4
+        ):
             versions, events = versions + outcome.versions, events + outcome.events
             stranded += outcome.stranded
             if outcome.problem:
@@ -40,7 +42,9 @@ def main() -> int:
                     print(f"VIOLATION with --seed {outcome.seed}: {outcome.problem}")
                 sys.stdout.flush()
     seconds = time.perf_counter() - started
-    print(f"{versions} versions, {events} events, {stranded} stranded behind NAT, {seconds:.0f} s, {arguments.seeds / seconds:.1f} seeds/s")
+    print(
+        f"{versions} versions, {events} events, {stranded} stranded behind NAT, {seconds:.0f} s, {arguments.seeds / seconds:.1f} seeds/s"
+    )
     print(f"{arguments.seeds} seeds, {violations} violations")
     return 1 if violations else 0
 

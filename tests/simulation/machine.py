@@ -759,6 +759,8 @@ class Machine:
         """As collector: final bytes of a part."""
         if life != self.life or self.engine is None or key.round <= self.over:
             return
+        if self.world.chance(self.world.weather.corrupt):
+            payload = payload[:-1] + bytes([payload[-1] ^ 1])
         digest = values.sha256(payload)
         self._keep(key, digest, payload)
         self.feed(ResultArrived(key, digest))

@@ -7,7 +7,9 @@ sent. Neighbours: `machine` talks to it through `streams`, `judge` reads every r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.core import Core
@@ -27,7 +29,7 @@ from shoal.coordinator.events import (
 )
 from shoal.coordinator.records import Record
 from shoal.protocol.admin import AdminCommand
-from shoal.protocol.messages import Envelope, Goodbye, Heartbeat, Hello
+from shoal.protocol.messages import Envelope, Goodbye, Heartbeat, Hello, PartClosed
 from tests.simulation.streams import Pipe, SessionStream
 from tests.simulation.world import Violation, World
 
@@ -36,8 +38,16 @@ if TYPE_CHECKING:
 
 ROUNDING_S = 1e-6
 """Alarms ring this late, so that two clocks' rounding never makes them early."""
+UNTOLD = frozenset({"spec", "stale", "history", "entries", "_clock", "_effects", "_events"})
+"""What a core may change for a message that it drops, and what is too long to look at."""
 SPIN_LIMIT = 200
 """Timer events in one instant after which a core is said to spin."""
+
+
+def portrait(core: Core) -> dict[str, str]:
+    """Everything that a core believes, except when it heard of whom."""
+    found = {**vars(core), **vars(core.ledger)}
+    return {name: re.sub(r"(last_heard|heartbeat)=[^,]+", "", repr(value)) for name, value in found.items() if name not in UNTOLD}
 
 
 class Meeting:
@@ -113,6 +123,11 @@ class Meeting:
             said = self.said.setdefault(peer, [])
             if len(said) < 400:
                 said.append(envelope)
+        if isinstance(envelope.body, PartClosed) and self.world.chance(self.world.weather.replay):
+            key = replace(envelope.body.key, attempt=envelope.body.key.attempt + 1)
+            dead = replace(envelope, body=replace(envelope.body, key=key))
+            self.world.note("network", "dead attempt", dead)
+            self.on(Said(connection, dead))
         self.on(Said(connection, envelope))
         if self.world.chance(self.world.weather.replay) and self.said.get(peer):
             old = self.world.random.choice(self.said[peer])
@@ -143,8 +158,23 @@ class Meeting:
             return
         if not (isinstance(event, Said) and isinstance(event.envelope.body, Heartbeat)):
             self.world.note("coordinator", "<-", event)
+        if isinstance(event, Said) and self.judge.is_void(event, self.streams):
+            self._hear_void(event)
+        else:
+            self._perform(self.core.on(event, self._now()))
+
+    def _hear_void(self, event: Said) -> None:
+        """A message of a dead attempt, round, session or term: it must not move anything."""
+        assert self.core is not None
+        self._perform(self.core.on(TimePassed(), self._now()))  # whatever time alone moves has moved before
+        if self.core is None:
+            return
+        before = portrait(self.core)
         effects = self.core.on(event, self._now())
-        self.judge.coordinator_reacted(event, self.streams, effects)
+        after = portrait(self.core)
+        moved = [name for name in before if before[name] != after.get(name)]
+        if moved or any(not isinstance(effect, Log) for effect in effects):
+            raise Violation(f"a message that belongs to nothing any more moved {moved}, {effects}: {event.envelope}")
         self._perform(effects)
 
     def _perform(self, effects: list[Effect]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from shoal.peer.engine import Engine
 from shoal.protocol.admin import GetEvents, GetPeers, GetRounds, GetStatus, Pause, Resume, Stop
 from shoal.protocol.messages import NO_VERSION, PeerId
 from shoal.protocol.spec import RunSpec
-from tests.simulation.judge import Judge
+from tests.simulation.judge import BURN_PAUSE_S, Judge
 from tests.simulation.machine import Machine
 from tests.simulation.meeting import Meeting
 from tests.simulation.values import Model
@@ -31,7 +31,6 @@ ROUGH_LIMIT_S = 900.0
 CALM_LIMIT_S = 300.0
 EVENT_LIMIT = 400_000
 TOKENS_PER_SAMPLE = 16
-BURN_PAUSE_S = 40.0
 
 
 @dataclass(frozen=True)
@@ -71,18 +70,19 @@ def draw_weather(chance: random.Random) -> Weather:
         leave_every_s=level(90, 30),
         join_every_s=level(60, 20),
         operator_every_s=level(60, 20),
+        corrupt=level(0.005, 0.05),
         replay=level(0.01, 0.05),
         slow=level(0.005, 0.02),
         fetch_fails=level(0.05, 0.3),
     )
 
 
-def draw_spec(chance: random.Random, peers: int) -> RunSpec:
+def draw_spec(chance: random.Random, peers: int, settings: Mapping[str, dict[str, Any]]) -> RunSpec:
     """A run with short patience, so that every deadline comes up."""
     steps = chance.choice((1, 2, 4))
     batch = chance.choice((1, 2, 3))
     few = chance.random() < 0.2
-    return RunSpec.of(
+    tables: dict[str, dict[str, Any]] = dict(
         run={
             "name": "simulation",
             "min_peers": chance.choice((1, 1, 2, 3)) if peers > 3 else chance.choice((1, 1, 2)),
@@ -103,6 +103,7 @@ def draw_spec(chance: random.Random, peers: int) -> RunSpec:
             "join_wait_s": chance.choice((0.0, 0.5)),
         },
     )
+    return RunSpec.of(**{name: {**table, **settings.get(name, {})} for name, table in tables.items()})
 
 
 class Story:
@@ -118,23 +119,24 @@ class Story:
         make_engine: Callable[..., Engine] = Engine,
         machine_class: type[Machine] = Machine,
         rounds: int = ROUNDS,
+        settings: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
         chance = random.Random(f"story {seed}")
         self.rounds = rounds
         self.world = World(seed, weather or draw_weather(chance))
         count = peers or chance.choice((3, 3, 4, 4, 5, 6, 8, 12, 16))
         self.model = Model(chance.choice((1, 2, 3, 4)))
-        self.spec = draw_spec(chance, count)
+        self.spec = draw_spec(chance, count, settings or {})
         self.judge = Judge(self.world, self.model, TOKENS_PER_SAMPLE)
         records = [RunCreated(self.spec.run.name, self.spec.to_json())]
         self.meeting = Meeting(self.world, self.judge, list(records), lambda: make_core(self.spec))
         self.machines: dict[PeerId, Machine] = {}
+        self.judge.machines = self.machines
         self.machine_class, self.make_engine = machine_class, make_engine
         nat = chance.choice((0.0, 0.0, 0.0, 0.2))
         self.dialable = [index < 2 or chance.random() >= nat for index in range(count + 8)]
         for index in range(count):
             self._add_machine(index)
-        self.burned_at = -1e9
         self.rough = True
         self.stranded = False
 
@@ -272,9 +274,9 @@ class Story:
         machine = self._pick()
         if machine is None:
             return
-        burns = self.world.chance(self.world.weather.machine_loss) and self.world.now > self.burned_at + BURN_PAUSE_S
+        burns = self.world.chance(self.world.weather.machine_loss) and self.world.now > self.judge.burned_at + BURN_PAUSE_S
         if burns and self._survives([other for other in self.machines.values() if other is not machine]):
-            self.burned_at = self.world.now
+            self.judge.burned_at = self.world.now
             machine.burn()
         elif self.world.random.random() < 0.5:
             machine.die()

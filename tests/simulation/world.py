@@ -45,6 +45,8 @@ class Weather:
     leave_every_s: float = 0.0
     join_every_s: float = 0.0
     operator_every_s: float = 0.0
+    corrupt: float = 0.0
+    """Chance that a result changes on its way back to one member."""
     replay: float = 0.0
     """Chance that a message is followed by one from an earlier session or term."""
     slow: float = 0.0
