@@ -15,7 +15,7 @@ from tests.swarm.toyswarm import Swarms, finish, journal_of, members, same_model
 
 pytestmark = pytest.mark.slow
 
-SETTLE_S = 60.0
+SETTLE_S = 90.0
 LONG = 100_000
 """Rounds that no test waits for."""
 

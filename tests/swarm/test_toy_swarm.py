@@ -17,7 +17,9 @@ from tests.swarm.toyswarm import Swarms, finish, journal_of, same_models, status
 
 pytestmark = pytest.mark.slow
 
-TOGETHER_S = 60.0
+TOGETHER_S = 90.0
+NEAR = 1e-5
+"""How far int8's rounding may lie from the exact number."""
 
 
 def toy(values: int) -> torch.nn.Module:
@@ -69,7 +71,7 @@ def test_two_peers_reach_the_golden_numbers_with_equal_bytes_after_every_round(s
     models = finish(swarm)
     assert same_models(models)
     w = load_file(models["anna"])["w"]
-    assert w.tolist() == pytest.approx([0.3546] * 8, abs=1e-6)
+    assert w.tolist() == pytest.approx([0.3546] * 8, abs=1e-6 if codec == "fp32" else NEAR)
 
     records = journal_of(swarm)
     committed = [record for record in records if isinstance(record, RoundCommitted)]
@@ -90,14 +92,14 @@ def test_the_first_round_ends_at_the_first_golden_number(swarms: Swarms) -> None
     swarm.add_peer("anna", environment={"SHOAL_TOY_D": "0.1"})
     swarm.add_peer("ben", environment={"SHOAL_TOY_D": "0.3"})
     for path in finish(swarm).values():
-        assert load_file(path)["w"].tolist() == pytest.approx([0.734] * 8, abs=1e-6)
+        assert load_file(path)["w"].tolist() == pytest.approx([0.734] * 8, abs=NEAR)
 
 
 def test_one_peer_alone_is_a_run_too(swarms: Swarms) -> None:
     swarm = swarms(toy_spec(2, peers=1))
     swarm.start_coordinator()
     swarm.add_peer("anna", environment={"SHOAL_TOY_D": "0.2"})
-    assert load_file(finish(swarm)["anna"])["w"].tolist() == pytest.approx([0.3546] * 8, abs=1e-6)
+    assert load_file(finish(swarm)["anna"])["w"].tolist() == pytest.approx([0.3546] * 8, abs=NEAR)
 
 
 def test_a_run_below_its_minimum_waits_says_for_what_and_goes_on_by_itself(swarms: Swarms) -> None:

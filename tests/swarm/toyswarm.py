@@ -17,7 +17,7 @@ from shoal.protocol.spec import RunSpec
 
 Swarms = Callable[..., LocalSwarm]
 """What the `swarms` fixture is."""
-RUN_S = 60.0
+RUN_S = 90.0
 
 
 def toy_spec(rounds: int, *, peers: int = 2, values: int = 0, **tables: dict[str, Any]) -> RunSpec:
