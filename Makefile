@@ -14,7 +14,7 @@ DEMO_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 space := $(subst ,, )
 ROOMS := protocol compression optim coordinator peer
 

@@ -140,7 +140,7 @@ sys.addaudithook(_watch)
 
 
 def _shoal_files() -> set[Path]:
-    return {path for root in ROOTS for pattern in ("*", "*/*") for path in Path(root).parent.glob(Path(root).name + pattern)}
+    return {path for root in ROOTS for path in Path(root).parent.glob(Path(root).name + "*")}
 
 
 def _in_use_elsewhere(path: Path) -> bool:
