@@ -112,6 +112,8 @@ class BulkPlane:
         self._rounds: dict[int, Exchange] = {}
         self._over: OrderedDict[int, tuple[int, int]] = OrderedDict()
         """Rounds that were dropped, with the bytes sent and received in them."""
+        self._fetched: set[int] = set()
+        """Rounds of entries that are being caught up with: their parts stay until the entry is applied or dropped."""
         self._begun: dict[int, asyncio.Event] = {}
         self._early = 0
         self._fetching = asyncio.Semaphore(_PARTS_FETCHED_AT_ONCE)
@@ -198,8 +200,10 @@ class BulkPlane:
             case BeginReduce():
                 self._begin(effect)
             case DropRound(round_id):
+                self._fetched.discard(round_id)
                 self._drop(round_id)
             case FetchPart():
+                self._fetched.add(effect.key.round)
                 self._spawn(self._fetch_part(effect))
             case FetchState():
                 self._spawn(self._fetch_state(effect))
@@ -260,21 +264,21 @@ class BulkPlane:
             self._emit(PartReduced(key, reduced.digest))
 
     def _drop(self, round_id: int) -> None:
-        exchange = self._rounds.pop(round_id, None)
-        if exchange is None:
-            return
-        self._over[round_id] = (exchange.sent_bytes, exchange.received_bytes)
-        while len(self._over) > _ROUNDS_REMEMBERED:
-            self._over.popitem(last=False)
-        exchange.end()
-        self._summing.drop_round(round_id)
-        self._on_state(self._tooled.vault.drop_round, round_id)
+        if exchange := self._rounds.pop(round_id, None):
+            self._over[round_id] = (exchange.sent_bytes, exchange.received_bytes)
+            while len(self._over) > _ROUNDS_REMEMBERED:
+                self._over.popitem(last=False)
+            exchange.end()
+            self._summing.drop_round(round_id)
+        if self._tools is not None:
+            self._on_state(self._tools.vault.drop_round, round_id)
 
     def _apply(self, effect: Apply) -> Callable[[], None]:
         """In the state thread; returns what is to be said on the event loop."""
         tools = self._tooled
         tools.vault.apply(effect.commit, effect.included, tools.return_codec, effect.trained)
-        tools.vault.keep_entries(self._keep_entries, list(self._rounds))
+        self._fetched.discard(effect.commit.round)
+        tools.vault.keep_entries(self._keep_entries, [*list(self._rounds), *list(self._fetched)])
         return lambda: self._emit(EntryApplied(effect.commit.version, *self.traffic(effect.commit.round)))
 
     def _hash(self, version: int) -> Callable[[], None]:
@@ -428,7 +432,10 @@ class BulkPlane:
         stored = tools.vault.store.find(request.digest)
         if stored is None:
             await self._refuse(context, grpc.StatusCode.NOT_FOUND, "this peer does not have the part")
-        payload = await self._workers.part(tools.vault.store.read, stored)
+        try:
+            payload = await self._workers.part(tools.vault.store.read, stored)
+        except LocalProtocolError as error:  # its round was dropped at this moment
+            await self._refuse(context, grpc.StatusCode.NOT_FOUND, str(error))
         for start in range(0, len(payload), channels.CHUNK_BYTES):
             yield payload[start : start + channels.CHUNK_BYTES]
 
@@ -447,6 +454,8 @@ class BulkPlane:
         except RefusedError as error:
             code = grpc.StatusCode.RESOURCE_EXHAUSTED if error.code == "busy" else grpc.StatusCode.NOT_FOUND
             await self._refuse(context, code, str(error))
+        except VaultError as error:
+            await self._refuse(context, grpc.StatusCode.NOT_FOUND, str(error))
 
     async def _serve_ping(self, request: Ping, context: Any) -> Pong:
         await self._caller(context)

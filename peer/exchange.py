@@ -31,7 +31,7 @@ from shoal.peer.events import ContributionArrived, ContributionRefused, Event, R
 from shoal.peer.vault import Vault
 from shoal.peer.workers import Workers
 from shoal.protocol import frames
-from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError
+from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError, UnreachableError
 from shoal.protocol.frames import FrameHeader
 from shoal.protocol.messages import PartKey, PeerId, Plan, Section
 
@@ -413,7 +413,10 @@ class Outbound:
     async def _stream(self) -> None:
         """One call, until the reducer ends it because the round is over. Raises _BrokenError."""
         self._moved = False
-        self._call = call = self._dial()
+        try:
+            self._call = call = self._dial()
+        except UnreachableError as error:
+            raise _BrokenError(str(error)) from error
         encoded: asyncio.Queue[bytes] = asyncio.Queue(1)
         tasks = [asyncio.ensure_future(work) for work in (self._encode(encoded), self._write(call, encoded), self._read(call))]
         try:

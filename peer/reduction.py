@@ -1,7 +1,7 @@
 """What a reducer does with one part: add encoded contributions in the order of the plan, divide, encode once.
 
-Rule 1: the value is a function of the contributions alone. The sum starts at 0, each contribution is a multiplication and an
-addition per value in fp32, and everybody, the reducer included, uses what the encoded result decodes to.
+Rule 1: the value is a function of the contributions alone. The sum starts at 0, each contribution is one `decode_add` with its
+weight, in fp32, and everybody, the reducer included, uses what the encoded result decodes to.
 Rule 2: memory is bounded. A contribution waits encoded (about a byte per value); a sum (4 bytes per value) exists only while a part
 is being added up, and at most `open_limit` sums exist at once. Beyond that, additions wait for a part to close; closing does not.
 

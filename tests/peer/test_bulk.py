@@ -25,7 +25,7 @@ from shoal.protocol.authority import Authority
 from shoal.protocol.channels import Kind
 from shoal.protocol.errors import LocalProtocolError
 from shoal.protocol.frames import FrameHeader
-from shoal.protocol.messages import Contact, PartKey, Section, Share
+from shoal.protocol.messages import Commit, Contact, Decision, PartKey, Section, Share
 from shoal.protocol.transfers import PartRequest, Ping, StateRequest
 from tests.peer.scripted import RUN, ScriptedPeer, apply, commit_of, credential, plan_for
 
@@ -51,8 +51,8 @@ def mean(weights: dict[int, int], codecs: tuple[Codec, Codec] = (INT8, INT8), ro
     for part in PARTS:
         total = torch.zeros(part.stop - part.start)
         for peer, weight in weights.items():
-            decoded = codecs[0].decode(codecs[0].encode(delta_of(peer, round_id)[part.start : part.stop], part.spans), part.spans)
-            total += decoded.mul_(float(weight))
+            payload = codecs[0].encode(delta_of(peer, round_id)[part.start : part.stop], part.spans)
+            codecs[0].decode_add(payload, part.spans, total, float(weight))
         total /= float(sum(weights.values()))
         result[part.start : part.stop] = codecs[1].decode(codecs[1].encode(total, part.spans), part.spans)
     return result
@@ -345,6 +345,17 @@ async def test_a_peer_that_nobody_can_reach_is_reported(swarm: Swarm) -> None:
     assert "unavailable" in failed.reason
 
 
+@pytest.mark.parametrize("address", ["", "unix:/tmp/socket", "nowhere"])
+async def test_a_reducer_with_an_address_that_is_none_is_reported(swarm: Swarm, address: str) -> None:
+    (peer, other) = await swarm(2, limits=QUICK)
+    other.address = address
+    publish([peer, other])
+    peer.begin(plan_for([peer, other], 1, (1, 1)))
+    failed = await peer.wait_for(ev.StreamFailed)
+    assert isinstance(failed, ev.StreamFailed)
+    assert "address" in failed.reason
+
+
 async def test_a_broken_stream_is_opened_again_and_the_round_ends_as_if_nothing_had_been(swarm: Swarm) -> None:
     peers = await swarm(3)
     publish(peers)
@@ -446,6 +457,31 @@ async def test_a_part_is_fetched_from_the_first_contact_that_really_has_it(swarm
     stored = wanting.vault.store.find(digest, 5)
     assert stored is not None
     assert wanting.vault.store.read(stored) == payload
+
+
+async def test_entries_fetched_ahead_stay_until_they_are_applied(swarm: Swarm) -> None:
+    holder, behind = await swarm(2)
+    commits = []
+    for version in (1, 2, 3):
+        keys = [PartKey(10 - version, Section.PARAMETERS, part) for part in range(len(PARTS))]
+        decisions = [
+            Decision(key.section, key.part, 0, put(holder, key, contribution(version, key.part)), (holder.me,), 1.0) for key in keys
+        ]
+        commits.append(Commit(version, 10 - version, 0, 0, version - 1, tuple(decisions), 0, 0.7, 0.9))
+        for key, decision in zip(keys, decisions, strict=True):
+            behind.plane.perform(ev.FetchPart(key, decision.digest, (holder.contact,)))
+    await behind.until(lambda: sum(isinstance(event, ev.ResultArrived) for event in behind.events) == 21)
+    for commit in commits[:2]:
+        behind.plane.perform(ev.Apply(commit, (False,) * len(PARTS), 0))
+    behind.plane.perform(ev.DropRound(commits[2].round))
+    await behind.until(lambda: ev.EntryApplied(2) in behind.events)
+    await behind.plane.settled()
+    assert behind.vault.store.rounds() == {8, 9}
+    deltas = [INT8.decode(contribution(version, 0), PARTS[0].spans) for version in (1, 2)]
+    theta, momentum = theta0()[:1000], torch.zeros(1000)
+    for delta in deltas:
+        nesterov_step(theta, momentum, delta, 0.7, 0.9)
+    assert torch.equal(behind.vault.theta[:1000], theta)
 
 
 async def test_a_part_that_nobody_has_is_reported_with_the_reasons(swarm: Swarm) -> None:
