@@ -8,6 +8,8 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 WORKERS ?= 2
+SEEDS ?= 500
+FROM ?= 0
 ONLY ?=
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
@@ -52,8 +54,8 @@ format: $(VENV)/.dev ## rewrite the sources as `make lint` wants them
 bench: $(VENV)/.dev ## run the benchmarks (ONLY=name for one), write .bench/results.json
 	$(BIN)/python -m tests.benchmarks $(ONLY)
 
-soak: $(VENV)/.dev ## the tests that run for a long time
-	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
+soak: $(VENV)/.dev ## many simulated runs on a virtual clock (SEEDS=500 FROM=0)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM) --processes $(WORKERS)
 
 proto: $(VENV)/.dev ## regenerate protocol/generated from the .proto files
 	$(BIN)/python -m shoal.protocol.generate

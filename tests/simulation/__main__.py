@@ -1,6 +1,7 @@
 """The simulation from the command line: `python -m tests.simulation` (see `--help`).
 
-One seed shows its story; many run in parallel and end with one line, "500 seeds, 0 violations". Exit code 1 when a promise was broken.
+One seed shows its story; many run in parallel and end with one line, "500 seeds, 0 violations". Exit code 1 when a promise was
+broken.
 """
 
 from __future__ import annotations
@@ -10,8 +11,19 @@ import functools
 import multiprocessing
 import sys
 import time
+from collections.abc import Iterator
 
-from tests.simulation.story import play, report
+from tests.simulation.story import Outcome, play, report
+
+
+def outcomes(seeds: range, processes: int, tail: int) -> Iterator[Outcome]:
+    """What became of each seed, in any order."""
+    play_one = functools.partial(play, tail=tail)
+    if processes == 1:
+        yield from map(play_one, seeds)
+        return
+    with multiprocessing.Pool(processes) as pool:
+        yield from pool.imap_unordered(play_one, seeds, chunksize=4)
 
 
 def main() -> int:
@@ -28,23 +40,15 @@ def main() -> int:
         return 1 if outcome.problem else 0
     started = time.perf_counter()
     violations = versions = events = stranded = 0
-    with multiprocessing.Pool(arguments.processes) as pool:
-        for outcome in pool.imap_unordered(
-            functools.partial(play, tail=arguments.tail), range(arguments.first, arguments.first + arguments.seeds), chunksize=4
-        ):
-            versions, events = versions + outcome.versions, events + outcome.events
-            stranded += outcome.stranded
-            if outcome.problem:
-                violations += 1
-                if violations == 1:
-                    print(report(outcome))
-                else:
-                    print(f"VIOLATION with --seed {outcome.seed}: {outcome.problem}")
-                sys.stdout.flush()
+    for outcome in outcomes(range(arguments.first, arguments.first + arguments.seeds), arguments.processes, arguments.tail):
+        versions, events = versions + outcome.versions, events + outcome.events
+        stranded += outcome.stranded
+        if outcome.problem:
+            violations += 1
+            print(report(outcome) if violations == 1 else f"VIOLATION with --seed {outcome.seed}: {outcome.problem}", flush=True)
     seconds = time.perf_counter() - started
-    print(
-        f"{versions} versions, {events} events, {stranded} stranded behind NAT, {seconds:.0f} s, {arguments.seeds / seconds:.1f} seeds/s"
-    )
+    speed = arguments.seeds / seconds
+    print(f"{versions} versions, {events} events, {stranded} stranded behind NAT, {seconds:.0f} s, {speed:.1f} seeds/s")
     print(f"{arguments.seeds} seeds, {violations} violations")
     return 1 if violations else 0
 

@@ -1,8 +1,9 @@
 """The promises, checked after every event: what was journaled, what was sent, what moved, and whether it all adds up.
 
-Rule: the judge believes nothing that a core or an engine says. It folds the journal by itself, computes every entry again from the
-contributions that were really sent, follows every piece of work from its training to the one entry that may contain it, and compares
-each part of each vault with the one lineage. Neighbours: `meeting` and `machine` report to it; `story` asks it at the end.
+Rule: the judge believes nothing that a core or an engine says. It folds the journal by itself, computes every entry again from
+the contributions that were really sent, follows every piece of work from its training to the one entry that may contain it, and
+compares each part of each vault with the one lineage. Neighbours: `meeting` and `machine` report to it; `story` asks it at the
+end.
 """
 
 from __future__ import annotations
@@ -521,7 +522,7 @@ class Judge:
                 version = work.committed[part]
                 if version is not None and version <= vault.version:
                     self.fail(
-                        f"{machine.peer} holds {work} as pending in part {part}: entry {version} has it, the vault is at {vault.version}"
+                        f"{machine.peer} is at version {vault.version} and holds {work} as pending, which is in entry {version}"
                     )
 
     def nothing_is_missing(self, machine: Machine) -> None:

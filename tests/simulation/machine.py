@@ -1,8 +1,8 @@
 """One volunteer's machine in the simulation: a vault that survives, a daemon that does not, a trainer that survives even less.
 
-Rule: what the vault holds lives until the machine is lost; everything else dies with the process that made it, at any moment: between
-two effects of one list, between two parts of one entry. Bulk bytes live here by key, as in the real daemon, and the engine hears of
-them only. Neighbours: `streams` carries, `meeting` is the other end, `judge` watches every byte that moves.
+Rule: what the vault holds lives until the machine is lost; everything else dies with the process that made it, at any moment:
+between two effects of one list, between two parts of one entry. Bulk bytes live here by key, as in the real daemon, and the
+engine hears of them only. Neighbours: `streams` carries, `meeting` is the other end, `judge` watches every byte that moves.
 """
 
 from __future__ import annotations

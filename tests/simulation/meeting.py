@@ -1,8 +1,8 @@
 """The coordinator's shell in the simulation: a journal that survives, a core that does not, streams in between.
 
-Rule: effects are performed in order and a crash may come between any two of them; what was journaled before it stays, what was to be
-sent after it does not exist. The real shell writes records in groups, so a crash may also keep the records of effects that were never
-sent. Neighbours: `machine` talks to it through `streams`, `judge` reads every record and every message.
+Rule: effects are performed in order and a crash may come between any two of them; what was journaled before it stays, what was to
+be sent after it does not exist. The real shell writes records in groups, so a crash may also keep the records of effects that
+were never sent. Neighbours: `machine` talks to it through `streams`, `judge` reads every record and every message.
 """
 
 from __future__ import annotations

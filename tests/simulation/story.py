@@ -1,16 +1,16 @@
 """One simulated run, from its seed: who takes part, how rough it gets, and how it must end.
 
-Guided tour. `Story(seed)` draws a run spec, machines and weather. `run()` lets it happen: a rough time in which everything may fail,
-then calm, in which every live peer must reach the newest version and the run must go on committing within a bounded virtual time (or,
-when it was stopped, must end with every peer gone and its model written). Whatever breaks raises Violation; `report` puts seed and
-trace into words. Neighbours: `world`, `meeting`, `machine`, `judge`.
+Guided tour. `Story(seed)` draws a run spec, machines and weather. `run()` lets it happen: a rough time in which everything may
+fail, then calm, in which every live peer must reach the newest version and the run must go on committing within a bounded virtual
+time (or, when it was stopped, must end with every peer gone and its model written). Whatever breaks raises Violation; `report`
+puts seed and trace into words. Neighbours: `world`, `meeting`, `machine`, `judge`.
 """
 
 from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,12 +77,12 @@ def draw_weather(chance: random.Random) -> Weather:
     )
 
 
-def draw_spec(chance: random.Random, peers: int, settings: Mapping[str, dict[str, Any]]) -> RunSpec:
+def draw_spec(chance: random.Random, peers: int) -> RunSpec:
     """A run with short patience, so that every deadline comes up."""
     steps = chance.choice((1, 2, 4))
     batch = chance.choice((1, 2, 3))
     few = chance.random() < 0.2
-    tables: dict[str, dict[str, Any]] = dict(
+    return RunSpec.of(
         run={
             "name": "simulation",
             "min_peers": chance.choice((1, 1, 2, 3)) if peers > 3 else chance.choice((1, 1, 2)),
@@ -103,7 +103,6 @@ def draw_spec(chance: random.Random, peers: int, settings: Mapping[str, dict[str
             "join_wait_s": chance.choice((0.0, 0.5)),
         },
     )
-    return RunSpec.of(**{name: {**table, **settings.get(name, {})} for name, table in tables.items()})
 
 
 class Story:
@@ -119,14 +118,13 @@ class Story:
         make_engine: Callable[..., Engine] = Engine,
         machine_class: type[Machine] = Machine,
         rounds: int = ROUNDS,
-        settings: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
         chance = random.Random(f"story {seed}")
         self.rounds = rounds
         self.world = World(seed, weather or draw_weather(chance))
         count = peers or chance.choice((3, 3, 4, 4, 5, 6, 8, 12, 16))
         self.model = Model(chance.choice((1, 2, 3, 4)))
-        self.spec = draw_spec(chance, count, settings or {})
+        self.spec = draw_spec(chance, count)
         self.judge = Judge(self.world, self.model, TOKENS_PER_SAMPLE)
         records = [RunCreated(self.spec.run.name, self.spec.to_json())]
         self.meeting = Meeting(self.world, self.judge, list(records), lambda: make_core(self.spec))

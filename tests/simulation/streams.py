@@ -1,7 +1,7 @@
 """The network of the simulation: session streams, ordered until they break, and bulk streams between machines.
 
-Rule: a stream delivers a prefix of what was sent on it, in order, and both ends notice its end at times of their own, so that messages
-of a broken stream may arrive after the first ones of its successor. Neighbours: `meeting` and `machine` hold the ends.
+Rule: a stream delivers a prefix of what was sent on it, in order, and both ends notice its end at times of their own, so that
+messages of a broken stream may arrive after the first ones of its successor. Neighbours: `meeting` and `machine` hold the ends.
 """
 
 from __future__ import annotations

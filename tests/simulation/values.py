@@ -1,8 +1,8 @@
 """The tiny model of the simulation: a few parts of one to three values, with the real rules of arithmetic.
 
-Rule: everything is exact to the bit and reproducible from what was really sent: contributions travel as fp64, a reducer adds them in
-plan order and divides once, and the result is rounded to fp32 when it is encoded, so that a mean that was computed twice in different
-ways does not look the same by luck. Neighbours: `machine` computes with this, `judge` computes it again.
+Rule: everything is exact to the bit and reproducible from what was really sent: contributions travel as fp64, a reducer adds them
+in plan order and divides once, and the result is rounded to fp32 when it is encoded, so that a mean that was computed twice in
+different ways does not look the same by luck. Neighbours: `machine` computes with this, `judge` computes it again.
 """
 
 from __future__ import annotations

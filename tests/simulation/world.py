@@ -1,8 +1,8 @@
 """The world of the simulation: one clock, one heap of things to come, one source of chance.
 
-Rule: nothing in a simulated world asks the machine it runs on for time, chance or order; `random.Random(seed)` and the heap decide
-everything, so that a seed is a whole history. Neighbours: `streams`, `meeting` and `machine` are what happens in it, `judge` watches,
-`story` starts it and throws the stones.
+Rule: nothing in a simulated world asks the machine it runs on for time, chance or order; `random.Random(seed)` and the heap
+decide everything, so that a seed is a whole history. Neighbours: `streams`, `meeting` and `machine` are what happens in it,
+`judge` watches, `story` starts it and throws the stones.
 """
 
 from __future__ import annotations
