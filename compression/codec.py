@@ -88,7 +88,7 @@ def codec(name: str, block: int = 1024) -> Codec:
     match name:
         case "int8":
             return Int8(block)
-        case "fp32" | "none":
+        case "raw" | "fp32" | "none":
             return Cast("fp32")
         case "bf16" | "fp16":
             return Cast(name)
