@@ -34,7 +34,7 @@ class Bug:
 
     name: str
     plant: Plant
-    within: int = 40
+    within: int = 12
     """Seeds in which it must be found."""
     weather: Weather | None = None
     """The weather that brings it out, where the usual one seldom does."""
@@ -67,7 +67,10 @@ def both(*plants: Plant) -> Plant:
 
 
 def counts_everyone_who_ever_reported(round_: Round, everyone: set[int]) -> bool:
-    return all(len(round_.holds.get(slot, {})) >= len(everyone) for slot in round_.reducer_of)
+    def reports(slot: tuple[Any, int]) -> int:
+        return sum(round_.counts(held, round_.decisions[slot]) for held in round_.holds.get(slot, {}).values())
+
+    return all(reports(slot) >= len(everyone) for slot in round_.reducer_of)
 
 
 def says_before_it_journals(take: Callable[[Core], list[CoordinatorEffect]]) -> Callable[[Core], list[CoordinatorEffect]]:
@@ -183,6 +186,8 @@ RESTLESS = Weather(
 """Streams break and daemons die all the time, within grace and beyond it."""
 UNREACHABLE = Weather(corrupt=0.1, fetch_fails=0.85)
 """Results arrive broken, and what is asked for seldom comes: whoever is behind ends up fetching a whole state."""
+GARBLING = Weather(corrupt=0.3)
+DYING = Weather(corrupt=0.3, daemon_crash_every_s=3)
 DOUBLING = Weather(bulk_duplicate=0.3, slow=0.02)
 
 BUGS = (
@@ -190,8 +195,9 @@ BUGS = (
     Bug(
         "reports are counted instead of compared with the live members",
         lambda: patch.object(Round, "everyone_holds_everything", counts_everyone_who_ever_reported),
+        weather=DYING,
     ),
-    Bug("bytes that were never decided count as held", always(Round, "counts", True)),
+    Bug("bytes that were never decided count as held", always(Round, "counts", True), weather=GARBLING),
     Bug(
         "a lost member's lease is handed out while its work may still be committed", instead(Ledger, "apply", frees_leases_at_once)
     ),

@@ -253,10 +253,10 @@ class Judge:
 
     def _is_held(self, digest: bytes, where: str, round_id: int) -> None:
         """More than one live member really holds what is committed, if there is more than one."""
-        live = sum(self.session_of.get(peer) == session for peer, session in self.plan_sessions[round_id].items())
-        holders = sum(machine.vault.payload(digest) is not None for machine in self.machines.values())
-        if holders < min(2, live) and self.world.now > self.burned_at + BURN_PAUSE_S:
-            self.fail(f"{where} was committed, but of {live} live members {holders} hold its bytes")
+        live = [peer for peer, session in self.plan_sessions[round_id].items() if self.session_of.get(peer) == session]
+        holders = [peer for peer in live if self.machines[peer].vault.payload(digest) is not None]
+        if len(holders) < min(2, len(live)) and self.world.now > self.burned_at + BURN_PAUSE_S:
+            self.fail(f"{where} was committed, but of its live members {live} only {holders} hold its bytes")
 
     def _work_is_spent(self, record: RoundCommitted, counted: Sequence[PeerId]) -> None:
         if {contribution.peer for contribution in record.contributions} != set(counted):

@@ -7,13 +7,8 @@ import pytest
 from tests.simulation.bugs import BUGS, Bug
 from tests.simulation.story import play, report
 
-QUICK = 10
-"""A bug that so many seeds must bring out is looked for in every run of the fast tests."""
 
-
-@pytest.mark.parametrize(
-    "bug", [pytest.param(bug, id=bug.name.replace(" ", "-"), marks=() if bug.within <= QUICK else pytest.mark.slow) for bug in BUGS]
-)
+@pytest.mark.parametrize("bug", BUGS, ids=[bug.name.replace(" ", "-") for bug in BUGS])
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     with bug.plant():
         found = next((seed for seed in range(bug.within) if play(seed, weather=bug.weather).problem), None)
