@@ -107,7 +107,7 @@ def _swarm(parameters: int) -> Iterator[list[_Worker]]:
 
     scratch = Path(tempfile.mkdtemp(prefix="shoal-bench-", dir=shared_memory_directory()))
     workers: list[_Worker] = []
-    watchdog = threading.Timer(TURN_LIMIT_S * 3, lambda: [worker.process.kill() for worker in workers])
+    watchdog = threading.Timer(TURN_LIMIT_S * 3, _kill, (workers,))
     watchdog.start()
     try:
         Authority.create(scratch / "authority", "shoal-test")
@@ -123,6 +123,11 @@ def _swarm(parameters: int) -> Iterator[list[_Worker]]:
             worker.process.kill()
             worker.process.wait()
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _kill(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.process.kill()
 
 
 def _measure(parameters: int, turns: int) -> Iterator[dict[str, float]]:

@@ -11,6 +11,7 @@ import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,7 +52,12 @@ class ScriptedPeer:
     """One daemon's data plane and the script that drives it."""
 
     def __init__(
-        self, directory: Path, credential: Credential, codecs: tuple[Codec, Codec], limits: Limits | None = None, threads: int = 2
+        self,
+        directory: Path,
+        credential: Credential,
+        codecs: tuple[Codec, Codec],
+        limits: Limits | None = None,
+        threads: int | None = 2,
     ) -> None:
         self.codecs = codecs
         self.directory = directory
@@ -158,7 +164,8 @@ class ScriptedPeer:
             while not condition():
                 self.happened.clear()
                 waiting = asyncio.ensure_future(self.happened.wait())
-                await asyncio.wait([waiting, self.plane.broken], return_when=asyncio.FIRST_COMPLETED)
+                either: list[asyncio.Future[Any]] = [waiting, self.plane.broken]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
                 if self.plane.broken.done():
                     self.plane.broken.result()
