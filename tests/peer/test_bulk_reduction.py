@@ -17,7 +17,7 @@ from shoal.peer.workers import MALLOC_ENVIRONMENT, Workers, malloc_environment, 
 from shoal.protocol.errors import LocalProtocolError
 from shoal.protocol.messages import PartKey, Section
 
-FP32 = codec("fp32")
+FP32 = codec("raw")
 SPANS = (30, 20)
 
 
