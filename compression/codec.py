@@ -88,12 +88,12 @@ def codec(name: str, block: int = 1024) -> Codec:
     match name:
         case "int8":
             return Int8(block)
-        case "raw" | "fp32" | "none":
-            return Cast("fp32")
+        case "raw":
+            return Cast("raw")
         case "bf16" | "fp16":
             return Cast(name)
         case _:
-            raise ValueError(f"unknown codec {name!r}; known: int8, bf16, fp16, fp32")
+            raise ValueError(f"unknown codec {name!r}; known: raw, int8, bf16, fp16")
 
 
 def first_non_finite(values: Tensor) -> int:
@@ -279,7 +279,7 @@ class Cast:
     def __init__(self, name: str) -> None:
         self.name = name
         self._dtype, largest = {
-            "fp32": (torch.float32, LARGEST_ENCODED),
+            "raw": (torch.float32, LARGEST_ENCODED),
             "bf16": (torch.bfloat16, LARGEST_ENCODED),
             "fp16": (torch.float16, 65504.0),
         }[name]

@@ -24,7 +24,7 @@ def inner_optimizer(
     eps: float = 1e-8,
     weight_decay: float = 0.1,
 ) -> torch.optim.Optimizer:
-    """A fresh optimizer over the trainable parameters: "adamw", or or plain "sgd". `set_rate` before each step."""
+    """A fresh optimizer over the trainable parameters: "adamw", or "sgd" with momentum `betas[0]`. `set_rate` before each step."""
     matrices, others = decay_groups(module)
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
@@ -32,9 +32,9 @@ def inner_optimizer(
         raise ValueError("the module has no trainable parameters")
     match kind:
         case "adamw":
-            return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, foreach=False)
+            return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=True)
         case "sgd":
-            return torch.optim.SGD(groups, lr=0.0, foreach=False)
+            return torch.optim.SGD(groups, lr=0.0, momentum=betas[0], foreach=False)
         case _:
             raise ValueError(f"unknown inner optimizer {kind!r}; known: adamw, sgd")
 

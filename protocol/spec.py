@@ -202,12 +202,15 @@ class Outer(Section):
     """Outer momentum per commit; 0.6 suits runs below about 200 rounds."""
 
 
+CodecName = Literal["raw", "int8", "bf16", "fp16"]
+
+
 class Codec(Section):
     """How updates shrink on their way."""
 
-    send: Annotated[str, Field(pattern=r"^[a-z0-9]{1,16}$")] = "int8"
-    """Codec of what a contributor sends to a reducer."""
-    return_: Annotated[str, Field(alias="return", pattern=r"^[a-z0-9]{1,16}$")] = "int8"
+    send: CodecName = "int8"
+    """Codec of what a contributor sends to a reducer: "raw" (fp32), "int8", "bf16" or "fp16"."""
+    return_: Annotated[CodecName, Field(alias="return")] = "int8"
     """Codec of what a reducer returns; these bytes are the log entry."""
     block: Annotated[int, Field(ge=8, le=1 << 16)] = 1024
     """Values that share one scale."""

@@ -41,7 +41,7 @@ def w(swarm: Swarm) -> list[float]:
     return [round(value, 4) for value in swarm.theta.tolist()]
 
 
-@pytest.mark.parametrize("name", ["int8", "fp32"])
+@pytest.mark.parametrize("name", ["int8", "raw"])
 def test_the_toy_swarm_goes_from_one_to_0734_to_03546(name: str) -> None:
     swarm = toy(a=0.1, b=0.3, name=name)
     swarm.round(every(swarm), quota=1)
@@ -113,7 +113,7 @@ def test_an_excluded_peer_goes_on_from_the_new_state_minus_its_own_pending_work(
         starts.append(local.clone())
         return local - 0.5
 
-    swarm = toy(a=0.2, name="fp32")
+    swarm = toy(a=0.2, name="raw")
     swarm.join("b", watched)
     leases = every(swarm, 2)
     entry = swarm.round(leases, quota=1, order=["a"])
@@ -156,7 +156,7 @@ def test_the_order_of_summation_is_the_plans_and_changes_only_rounding() -> None
     deltas = {name: torch.randn(8, generator=generator) for name in "abcde"}
     roots = set()
     for order in ("abcde", "edcba"):
-        swarm = toy(name="fp32", **deltas)
+        swarm = toy(name="raw", **deltas)
         swarm.round(every(swarm), quota=1, order=list(order))
         roots.add(swarm.root())
         expected = 1.0 - 1.33 * torch.stack(list(deltas.values())).mean(0)
@@ -267,7 +267,7 @@ def test_peers_with_identical_data_move_as_one_peer_alone() -> None:
 
 
 def test_one_inner_sgd_step_and_plain_averaging_is_data_parallel_sgd() -> None:
-    swarm = real_swarm(4, "fp32", make=lambda: learner("sgd", lr=0.1, batch=5), lr=1.0, mu=0.0)
+    swarm = real_swarm(4, "raw", make=lambda: learner("sgd", lr=0.1, batch=5), lr=1.0, mu=0.0)
     go(swarm, 1, quota=5)
     module = network()
     sgd = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -277,7 +277,7 @@ def test_one_inner_sgd_step_and_plain_averaging_is_data_parallel_sgd() -> None:
 
 
 def test_int8_stays_within_its_rounding_of_fp32() -> None:
-    int8, fp32 = real_swarm(3, "int8"), real_swarm(3, "fp32")
+    int8, fp32 = real_swarm(3, "int8"), real_swarm(3, "raw")
     go(int8, 3)
     go(fp32, 3)
     assert not torch.equal(int8.theta, fp32.theta)

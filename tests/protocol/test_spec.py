@@ -45,7 +45,7 @@ def test_any_spec_can_be_written_and_read_back() -> None:
     spec = RunSpec.of(
         run={"total_tokens": 5, "name": "my-run"},
         data={"source": "files", "files": [FILE, {**FILE, "path": "https://example.org/ü b.txt"}]},
-        codec={"return": "int4"},
+        codec={"return": "fp16"},
         outer={"momentum": 0.6},
         train={"lr": 1e-5},
     )

@@ -61,7 +61,7 @@ def reference(values: int, gradients: list[float], codec: str, rounds: int) -> t
     return theta, roots
 
 
-@pytest.mark.parametrize(("codec", "values"), [("fp32", 0), ("int8", 0), ("fp32", 600_000), ("int8", 600_000)])
+@pytest.mark.parametrize(("codec", "values"), [("raw", 0), ("int8", 0), ("raw", 600_000), ("int8", 600_000)])
 def test_two_peers_reach_the_golden_numbers_with_equal_bytes_after_every_round(swarms: Swarms, codec: str, values: int) -> None:
     swarm = swarms(toy_spec(2, values=values, codec={"send": codec, "return": codec}))
     swarm.start_coordinator()
@@ -71,7 +71,7 @@ def test_two_peers_reach_the_golden_numbers_with_equal_bytes_after_every_round(s
     models = finish(swarm)
     assert same_models(models)
     w = load_file(models["anna"])["w"]
-    assert w.tolist() == pytest.approx([0.3546] * 8, abs=1e-6 if codec == "fp32" else NEAR)
+    assert w.tolist() == pytest.approx([0.3546] * 8, abs=1e-6 if codec == "raw" else NEAR)
 
     records = journal_of(swarm)
     committed = [record for record in records if isinstance(record, RoundCommitted)]
