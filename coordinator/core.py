@@ -453,22 +453,14 @@ class Core:
 
     def _state_ready(self, presence: Presence, said: StateReady, now: float) -> None:
         ledger, session = self.ledger, presence.session
-        origin = ledger.origin
-        if origin is not None and ledger.bound and said.layout.hash != origin.layout.hash:
-            connection = presence.connection
-            assert connection is not None
-            ours, theirs = origin.layout, said.layout
-            self._refuse(
-                connection,
-                "LAYOUT",
-                f"this peer's model has {theirs.values} values (layout {theirs.hash.hex()[:12]}), the run's has {ours.values} "
-                f"(layout {ours.hash.hex()[:12]})",
-                "install the same model code and versions as the other peers",
-            )
-            self._end(session, "its model has another layout", now)
+        unfit = self._why_unfit(said)
+        if unfit is not None:
+            assert presence.connection is not None
+            self._refuse(presence.connection, unfit.code, unfit.reason, unfit.fix)
+            self._end(session, f"does not fit the run: {unfit.reason}", now)
             return
         if not ledger.bound and said.version == 0 and self._origin_is_open(session, said):
-            self._journal(OriginBuilt(session, said.layout, said.root))
+            self._journal(OriginBuilt(session, said.layout, said.root, said.data))
             self._log(f"{self._name(session)} built version 0: {said.layout.values} values, fingerprint {said.root.hex()[:12]}")
             for other in self._active():
                 if other.session != session:
@@ -491,6 +483,25 @@ class Core:
                 self._locate(other, Locate(other.version), now)
         if ledger.ended is not None:
             self._send(session, Finish(ledger.version, ledger.ended.reason))
+
+    def _why_unfit(self, said: StateReady) -> Refused | None:
+        """A peer whose model or data is not the run's must not contribute."""
+        origin = self.ledger.origin
+        if origin is None or not self.ledger.bound:
+            return None
+        ours, theirs = origin.layout, said.layout
+        if theirs.hash != ours.hash:
+            names = (
+                f"{theirs.values} values (layout {theirs.hash.hex()[:12]}), the run's has {ours.values} ({ours.hash.hex()[:12]})"
+            )
+            return Refused(
+                "LAYOUT", f"this peer's model has {names}", "install the same model code and versions as the other peers"
+            )
+        if origin.data and said.data and said.data != origin.data:
+            names = f"{said.data.hex()[:12]}, the run's is {origin.data.hex()[:12]}"
+            fix = "use the same files; with the standard library as data, the same release of Python"
+            return Refused("DATA", f"this peer's training data has fingerprint {names}", fix)
+        return None
 
     def _origin_is_open(self, session: int, said: StateReady) -> bool:
         """Version 0 is still anybody's: nobody built it, or nobody is left who could hand it over."""

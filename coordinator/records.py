@@ -63,6 +63,8 @@ class OriginBuilt:
     session: int
     layout: Layout
     root: bytes
+    data: bytes = b""
+    """Fingerprint of the training data, compared at every join."""
 
 
 @dataclass(frozen=True)

@@ -500,7 +500,9 @@ class TrainerHost:
                 if self._place is None:
                     raise RemoteProtocolError("the trainer attached before it was given a vault")
                 self._attached = self._was_ready = True
-                self._callbacks.emit(TrainerAttached(self._place.layout))
+                self._callbacks.emit(
+                    TrainerAttached(self._place.layout, self.built.data_fingerprint if self.built is not None else b"")
+                )
             case Failed():
                 self._give_up(TrainerError(message.reason, message.fix))
             case Crashed():

@@ -166,6 +166,7 @@ class Engine:
         self.trained = kept.trained
         self.spec: RunSpec | None = None
         self.layout: Layout | None = None
+        self._data = b""
         self.root = kept.root
         self.online = False
         self.welcomed = False
@@ -236,8 +237,8 @@ class Engine:
                 pass
             case LeaveAsked():
                 self._leave(now)
-            case TrainerAttached(layout):
-                self._trainer, self.layout = True, layout
+            case TrainerAttached(layout, data):
+                self._trainer, self.layout, self._data = True, layout, data
             case TrainerLost(reason):
                 self._trainer = self._wrapping = self._building = self._exporting = False
                 self.training = None
@@ -812,7 +813,7 @@ class Engine:
         assert self.layout is not None
         self.announced = True
         self._failed, self._failures = (), 0
-        self._say(StateReady(self.version, self.root, self.layout))
+        self._say(StateReady(self.version, self.root, self.layout, self._data))
         if self.published is not None and self.opened is not None:
             self._say_ready()
         self._say_all_results()

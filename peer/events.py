@@ -50,9 +50,10 @@ class LeaveAsked:
 
 @dataclass(frozen=True)
 class TrainerAttached:
-    """A trainer process is attached and has built its model."""
+    """A trainer process is attached and has built its model; `data` is the fingerprint of the training data that it reads."""
 
     layout: Layout
+    data: bytes = b""
 
 
 @dataclass(frozen=True)

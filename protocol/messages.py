@@ -137,6 +137,8 @@ class StateReady:
     version: int
     root: bytes
     layout: Layout
+    data: bytes = b""
+    """Fingerprint of the training data as this peer reads it; empty where its trainer has data of its own."""
 
 
 @dataclass(frozen=True)

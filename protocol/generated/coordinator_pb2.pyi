@@ -110,14 +110,16 @@ class Heartbeat(_message.Message):
     def __init__(self, phase: _Optional[str] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class StateReady(_message.Message):
-    __slots__ = ("version", "root", "layout")
+    __slots__ = ("version", "root", "layout", "data")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     version: int
     root: bytes
     layout: Layout
-    def __init__(self, version: _Optional[int] = ..., root: _Optional[bytes] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ...) -> None: ...
+    data: bytes
+    def __init__(self, version: _Optional[int] = ..., root: _Optional[bytes] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Locate(_message.Message):
     __slots__ = ("version", "failed")
