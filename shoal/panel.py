@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 WAIT_LINE_S = 5.0
+SHORTEST_PAUSE_S = 1.0
+"""Rounds may be shorter than anybody reads."""
 REFRESH_PER_S = 4
 NO_VERSION = -1
 
@@ -114,16 +116,19 @@ class Lines:
         self._write = write or _to_stdout
         self._now = now
         self._last: tuple[str, int] | None = None
-        self._last_at = 0.0
+        self._last_at = -WAIT_LINE_S
 
     def watch(self, progress: Progress) -> None:
-        """A line when the version moved on, when the phase changed before the first, and every five seconds of a wait."""
+        """A line when the version moved on, when the phase changed before the first, and every five seconds of a wait; never
+        more than one per second."""
         now = self._now()
         moved = (progress.phase if progress.version <= 0 else "", progress.version)
-        if moved == self._last and not (progress.waiting_for and now - self._last_at >= WAIT_LINE_S):
+        long_wait = bool(progress.waiting_for) and progress.waiting_s >= WAIT_LINE_S
+        if moved == self._last and not long_wait:
+            return
+        if now - self._last_at < (WAIT_LINE_S if moved == self._last else SHORTEST_PAUSE_S):
             return
         self._last, self._last_at = moved, now
-        long_wait = progress.waiting_for and progress.waiting_s >= WAIT_LINE_S
         text = waiting(progress) if long_wait else "  ".join(f"{name} {value}" for name, value in facts(progress))
         self.say(f"{narration.stamp()} {narration.printable(text)}")
 

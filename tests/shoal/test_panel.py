@@ -35,18 +35,31 @@ class Clock:
 
 def test_a_log_gets_one_line_per_round_however_often_the_peer_reports() -> None:
     written: list[str] = []
-    lines = Lines(written.append, Clock())
+    clock = Clock()
+    lines = Lines(written.append, clock)
     for version in (2, 3, 4):
         for steps in range(10):
+            clock.now += 0.3
             lines.watch(Report(version=version, steps=steps))
     assert len(written) == 3
     assert "version 4" in written[-1]
+
+
+def test_rounds_shorter_than_a_second_do_not_flood_the_log() -> None:
+    written: list[str] = []
+    clock = Clock()
+    lines = Lines(written.append, clock)
+    for version in range(100):
+        clock.now += 0.1
+        lines.watch(Report(version=version))
+    assert len(written) == 10
 
 
 def test_a_wait_is_said_every_five_seconds() -> None:
     written: list[str] = []
     clock = Clock()
     lines = Lines(written.append, clock)
+    clock.now = 99.0
     lines.watch(Report())
     written.clear()
     for tenth in range(121):
@@ -60,8 +73,10 @@ def test_a_wait_is_said_every_five_seconds() -> None:
 
 def test_before_the_first_version_each_change_of_phase_is_a_line() -> None:
     written: list[str] = []
-    lines = Lines(written.append, Clock())
+    clock = Clock()
+    lines = Lines(written.append, clock)
     for phase in ("connecting", "connecting", "starting the trainer", "fetching state"):
+        clock.now += 1.0
         lines.watch(Report(phase=phase, version=-1, round=0, loss=0.0, tokens_per_s=0.0, members=0, steps=0))
     assert [line.split(" ", 1)[1] for line in written] == ["phase connecting", "phase starting the trainer", "phase fetching state"]
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,12 +39,13 @@ _failed = pytest.StashKey[bool]()
 
 
 @pytest.fixture
-def swarms(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Swarms]:
-    """Makes swarms below the test's own directory, and ends them."""
+def swarms(request: pytest.FixtureRequest) -> Iterator[Swarms]:
+    """Makes swarms, and ends them. Their directory's name is short: a socket's path must not be long."""
     made: list[LocalSwarm] = []
+    top = Path(tempfile.mkdtemp(prefix="shoal-"))
 
     def make(spec: RunSpec, *peer_words: str, **environment: str) -> LocalSwarm:
-        directory = tmp_path / f"swarm-{len(made)}"
+        directory = top / str(len(made))
         directory.mkdir()
         swarm = LocalSwarm(
             directory,
@@ -52,7 +55,7 @@ def swarms(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Swarms]:
                 "PYTHONPATH": str(PACKAGES),
                 "PYTHONFAULTHANDLER": "1",
                 "SHOAL_TOY_STEP_S": str(STEP_S),
-                "XDG_STATE_HOME": str(tmp_path / "state"),
+                "XDG_STATE_HOME": str(top / "state"),
                 **environment,
             },
         )
@@ -68,6 +71,7 @@ def swarms(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Swarms]:
     finally:
         for swarm in made:
             swarm.close()
+        shutil.rmtree(top)
 
 
 def _explain(swarm: LocalSwarm) -> None:
