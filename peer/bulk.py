@@ -291,8 +291,11 @@ class BulkPlane:
     # --- fetching ---------------------------------------------------------------------------------------------------------------
 
     async def _fetch_part(self, effect: FetchPart) -> None:
-        """Ask one contact after another, each part beginning with another one, so that many parts are spread over all."""
+        """Look here, then ask one contact after another, each part beginning with another, so that parts are spread over all."""
         tools, key, reasons = self._tooled, effect.key, []
+        if await self._workers.part(self._is_here, key, effect.digest):
+            self._emit(ResultArrived(key, effect.digest))
+            return
         first = key.part % max(1, len(effect.contacts))
         async with self._fetching:
             for contact in (*effect.contacts[first:], *effect.contacts[:first]):
@@ -309,6 +312,12 @@ class BulkPlane:
                 self._emit(ResultArrived(key, effect.digest))
                 return
         self._emit(PartFetchFailed(key, "; ".join(reasons) or "there is nobody to ask"))
+
+    def _is_here(self, key: PartKey, digest: bytes) -> bool:
+        """Whether the store has the part, whole, from before this daemon was started perhaps."""
+        store = self._tooled.vault.store
+        stored = store.find(digest, key.round)
+        return stored is not None and hashlib.sha256(store.read(stored)).digest() == digest
 
     async def _download_part(self, contact: Contact, digest: bytes) -> bytes:
         chunks: list[bytes] = []

@@ -254,6 +254,8 @@ class Daemon:
                 self._exit(code, reason)
             case StartTrainer(spec):
                 self._spec = RunSpec.from_json(spec)
+                if self._vault is not None:
+                    self._attach(self._vault)
                 self._supervise(self._host.start(spec))
             case Train() | Relabel() | WrapUp() | EvaluateState() | Export() | BuildState():
                 if self._dropping:  # the trainer must not load what is about to be dropped
@@ -337,8 +339,7 @@ class Daemon:
         """The vault for the trainer's model: the one that is there if it fits, else a new one."""
         assert self._spec is not None
         spec = self._spec
-        send, back = codec(spec.codec.send, spec.codec.block), codec(spec.codec.return_, spec.codec.block)
-        parts = partition(layout, send, back)
+        parts = partition(layout, *_codecs(spec))
         if self._vault is not None and (self._vault.layout_hash != layout.hash or self._vault.parts != parts):
             raise VaultError(
                 f"the local copy in {self._vault_directory} was made for another model",
@@ -348,8 +349,13 @@ class Daemon:
             keep = spec.state.keep_entries
             self._vault = Vault.create(self._vault_directory, self._run, layout.values, layout.hash, parts, keep)
             self._vault.keep_session(self._session)
-        self._plane.attach(self._vault, send, back, spec.state.keep_entries)
+            self._attach(self._vault)
         return VaultPlace(self._vault_directory, Layout(layout.hash, layout.values, (FragmentShape(len(parts)),)))
+
+    def _attach(self, vault: Vault) -> None:
+        """The plane works with this vault from now on, whatever becomes of trainers."""
+        assert self._spec is not None
+        self._plane.attach(vault, *_codecs(self._spec), self._spec.state.keep_entries)
 
     def _keep_last_copy(self) -> None:
         last = self._slot.directory / LAST_COPY
@@ -386,6 +392,11 @@ class Daemon:
                 now - self._waiting[1] if engine.waiting_for else 0.0,
             )
         )
+
+
+def _codecs(spec: RunSpec) -> tuple[Codec, Codec]:
+    """What contributors send, and what reducers return."""
+    return codec(spec.codec.send, spec.codec.block), codec(spec.codec.return_, spec.codec.block)
 
 
 def partition(layout: ParameterLayout, send: Codec, back: Codec) -> tuple[Part, ...]:

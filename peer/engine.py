@@ -408,6 +408,9 @@ class Engine:
             return
         self.term, self.welcomed, self._refused_since = welcome.term, True, None
         self.spec = RunSpec.from_json(welcome.spec)
+        if not self._trainer_started:
+            self._trainer_started = True
+            self._emit(StartTrainer(welcome.spec))
         if not welcome.resumed:
             self._new_session()
         if welcome.session != self.session:
@@ -415,9 +418,6 @@ class Engine:
             self._emit(KeepSession(self.session))
         self.newest = max(self.newest, welcome.version)
         self._heartbeat_at = now
-        if not self._trainer_started:
-            self._trainer_started = True
-            self._emit(StartTrainer(welcome.spec))
 
     def _new_session(self) -> None:
         """Another membership: what was leased to the old one is other peers' work now, so pending work must not count twice."""
