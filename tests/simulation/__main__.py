@@ -33,9 +33,12 @@ def main() -> int:
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first of them (default 0)")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--tail", type=int, default=150, help="lines of trace to show of a violation")
+    parser.add_argument(
+        "--about", nargs="*", default=[], help="with --seed: only these machines' lines, and the coordinator's decisions"
+    )
     arguments = parser.parse_args()
     if arguments.seed is not None:
-        outcome = play(arguments.seed, tail=arguments.tail)
+        outcome = play(arguments.seed, tail=arguments.tail, about=arguments.about, always=bool(arguments.about))
         print(report(outcome))
         return 1 if outcome.problem else 0
     started = time.perf_counter()

@@ -540,7 +540,9 @@ class Judge:
                 work.dropped = True
 
     def exits(self, machine: Machine, code: int, reason: str) -> None:
-        """A daemon ended."""
+        """A daemon ended: on purpose, or because the coordinator still hears a predecessor of which it knows nothing."""
+        if code != 0 and not (machine.vault.session == NO_SESSION and "is a member already" in reason):
+            self.fail(f"{machine.peer} gives up: {reason}")
         self.exit_codes[reason] = self.exit_codes.get(reason, 0) + 1
 
 

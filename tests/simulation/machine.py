@@ -232,6 +232,7 @@ class Machine:
         self.over = NO_ROUND
         """Rounds up to this one are over for this process."""
         self.may_serve = True
+        self.frozen_until = 0.0
         self.trainer = "none"
         self._commands: deque[Train | EvaluateState | Export | BuildState | WrapUp | Relabel] = deque()
         self._busy = False
@@ -306,12 +307,21 @@ class Machine:
         """Let the daemon die within one of its next lists of effects."""
         self._crash_in = effects
 
+    def freeze(self, seconds: float) -> None:
+        """The daemon's process stands still; what comes in waits."""
+        self.world.note(self.peer, "FREEZES", f"for {seconds:.1f} s")
+        self.frozen_until = self.world.now + seconds
+
     def later(self, delay_s: float, what: Callable[..., None], *arguments: Any) -> None:
         """Something this process will do, unless it dies before."""
         self.world.after(delay_s, self._if_alive, self.life, what, arguments)
 
     def _if_alive(self, life: int, what: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        if life == self.life and self.engine is not None:
+        if life != self.life or self.engine is None:
+            return
+        if self.world.now < self.frozen_until:
+            self.world.after(self.frozen_until - self.world.now, self._if_alive, life, what, arguments)
+        else:
             what(*arguments)
 
     # --- the session stream -----------------------------------------------------------------------------------------------------
@@ -332,7 +342,9 @@ class Machine:
         self.feed(Online())
 
     def _hear(self, life: int, stream: SessionStream, envelope: Envelope) -> None:
-        if life == self.life and self.stream is stream:
+        if self.world.now < self.frozen_until:
+            self.later(self.frozen_until - self.world.now, self._hear, life, stream, envelope)
+        elif life == self.life and self.stream is stream:
             self.judge.hears(self, envelope)
             self.feed(Heard(envelope))
             old = self.judge.old_message_for(self)
@@ -341,6 +353,9 @@ class Machine:
                 self.feed(Heard(old), stale=True)
 
     def _goes_offline(self, life: int, stream: SessionStream, reason: str) -> None:
+        if self.world.now < self.frozen_until:
+            self.later(self.frozen_until - self.world.now, self._goes_offline, life, stream, reason)
+            return
         if life != self.life or self.stream is not stream:
             return
         self.stream = None
@@ -353,6 +368,9 @@ class Machine:
     def feed(self, event: Event, stale: bool = False) -> None:
         """One event into the engine, what it wants done out of it."""
         if self.engine is None:
+            return
+        if self.world.now < self.frozen_until:
+            self.later(self.frozen_until - self.world.now, self.feed, event, stale)
             return
         self.world.note(self.peer, "<-", event)
         effects = self.engine.on(event, self._now())
@@ -454,6 +472,8 @@ class Machine:
             bulk.fail(f"{self.peer} left")
         self._reset()
         self.left = code == 0
+        if not self.left:
+            self.world.after(self.world.random.uniform(3, 15), self.start)  # a service manager tries again
 
     # --- time -------------------------------------------------------------------------------------------------------------------
 
@@ -713,7 +733,7 @@ class Machine:
     @property
     def serves(self) -> bool:
         """Whether others can dial it now."""
-        return self.engine is not None and bool(self.address) and self.may_serve
+        return self.engine is not None and bool(self.address) and self.may_serve and self.world.now >= self.frozen_until
 
     # --- bulk bytes: as a member ------------------------------------------------------------------------------------------------
 

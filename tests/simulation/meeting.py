@@ -64,6 +64,7 @@ class Meeting:
         self.requests = 0
         self.unanswered: dict[int, AdminCommand] = {}
         self.effects_to_live: int | None = None
+        self.frozen_until = 0.0
         self.life = 0
         self._wake: float | None = None
         self._spins = (0.0, 0)
@@ -82,6 +83,7 @@ class Meeting:
         if self.core is not None:
             return
         self.life += 1
+        self.frozen_until = 0.0
         self._clock = self.world.random.uniform(0, 1000)
         self.core = self.make_core()
         for record in self.journal:
@@ -104,7 +106,7 @@ class Meeting:
 
     def dial(self, peer: str, host: str) -> SessionStream | None:
         """A daemon opens a stream. None: nobody is there."""
-        if self.core is None:
+        if self.core is None or self.world.now < self.frozen_until:
             return None
         self.connections += 1
         connection = self.connections
@@ -116,7 +118,22 @@ class Meeting:
         self.on(Connected(connection, peer, frozenset({"peer", "reducer"}), host))
         return stream if self.core is not None else None
 
+    def freeze(self, seconds: float) -> None:
+        """The coordinator's process stands still; what comes in waits."""
+        if self.core is not None:
+            self.world.note("coordinator", "FREEZES", f"for {seconds:.1f} s")
+            self.frozen_until = self.world.now + seconds
+
+    def _waits(self, what: Callable[..., None], *arguments: object) -> bool:
+        """Whether the process is frozen; then `what` happens when it is not."""
+        if self.world.now >= self.frozen_until:
+            return False
+        self.world.after(self.frozen_until - self.world.now, what, *arguments)
+        return True
+
     def _hear(self, life: int, connection: int, peer: str, envelope: Envelope) -> None:
+        if self._waits(self._hear, life, connection, peer, envelope):
+            return
         if life != self.life or self.core is None or connection not in self.streams:
             return
         if not isinstance(envelope.body, Heartbeat | Hello | Goodbye):
@@ -136,6 +153,8 @@ class Meeting:
                 self.on(Said(connection, old))
 
     def _ended(self, life: int, connection: int) -> None:
+        if self._waits(self._ended, life, connection):
+            return
         if life == self.life and self.core is not None and self.streams.pop(connection, None) is not None:
             self.on(Disconnected(connection))
 
@@ -143,7 +162,7 @@ class Meeting:
 
     def ask(self, command: AdminCommand) -> None:
         """An operator asks for something."""
-        if self.core is None:
+        if self.core is None or self.world.now < self.frozen_until:
             return
         self.requests += 1
         self.unanswered[self.requests] = command
@@ -228,6 +247,8 @@ class Meeting:
             self.world.after(at - self.world.now, self._alarm, self.life, at)
 
     def _alarm(self, life: int, at: float) -> None:
+        if self._waits(self._alarm, life, at):
+            return
         if life != self.life or self.core is None or self._wake != at:
             return
         self._wake = None

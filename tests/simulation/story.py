@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ ROUGH_LIMIT_S = 900.0
 CALM_LIMIT_S = 300.0
 EVENT_LIMIT = 400_000
 TOKENS_PER_SAMPLE = 16
+DECISIONS = frozenset(("coordinator", what) for what in ("starts", "CRASH", "journals", "says"))
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def draw_weather(chance: random.Random) -> Weather:
         trainer_crash=level(0.02, 0.1),
         non_finite=level(0.02, 0.1),
         poison=level(0.003, 0.02),
+        freeze_every_s=level(90, 30),
         coordinator_crash_every_s=level(120, 40, 15),
         leave_every_s=level(90, 30),
         join_every_s=level(60, 20),
@@ -169,6 +171,7 @@ class Story:
             (weather.stream_breaks_every_s, self._break_stream),
             (weather.daemon_crash_every_s, self._crash_daemon),
             (weather.coordinator_crash_every_s, self._crash_coordinator),
+            (weather.freeze_every_s, self._freeze),
             (weather.leave_every_s, self._leave),
             (weather.join_every_s, self._join),
             (weather.operator_every_s, self._operate),
@@ -202,6 +205,7 @@ class Story:
         self.rough = False
         self.meeting.effects_to_live = None
         self.meeting.start()
+        self.meeting.frozen_until = world.now
         if not self.over:
             self.meeting.ask(Resume())
         staying = [machine for machine in self.machines.values() if not machine.left]
@@ -318,6 +322,13 @@ class Story:
             return
         self.meeting.start()
 
+    def _freeze(self) -> None:
+        seconds = self.world.random.choice((0.5, 3.0, 8.0, 12.0, 25.0))
+        if self.world.random.random() < 0.2:
+            self.meeting.freeze(seconds)
+        elif (machine := self._pick()) is not None:
+            machine.freeze(seconds)
+
     def _leave(self) -> None:
         machine = self._pick()
         if machine is not None:
@@ -341,8 +352,12 @@ class Story:
             self.meeting.ask(self.world.random.choice((GetStatus(), GetPeers(), GetRounds(), GetEvents(), Resume())))
 
 
-def play(seed: int, tail: int = 150, **changes: Any) -> Outcome:
-    """Run one seed. A broken promise, or an exception in a core, becomes the outcome's `problem`."""
+def play(seed: int, tail: int = 150, about: Collection[str] = (), always: bool = False, **changes: Any) -> Outcome:
+    """Run one seed. A broken promise, or an exception in a core, becomes the outcome's `problem`.
+
+    `tail` lines of trace are kept of a problem (of every run with `always`); `about` names the machines whose lines they are, beside
+    what the coordinator decided; nobody: everybody's.
+    """
     story = Story(seed, **changes)
     problem = ""
     try:
@@ -353,7 +368,10 @@ def play(seed: int, tail: int = 150, **changes: Any) -> Outcome:
         where = traceback.extract_tb(error.__traceback__)[-1]
         problem = f"{type(error).__name__}: {error} ({where.filename.rsplit('/', 2)[-1]}:{where.lineno} in {where.name})"
     world, judge = story.world, story.judge
-    trace = world.tail(tail) if problem else ""
+    shown = {*about, "story", "network"}
+    trace = ""
+    if problem or always:
+        trace = world.tail(tail, lambda who, what: not about or who in shown or (who, what) in DECISIONS)
     return Outcome(seed, max(0, judge.version), judge.abandoned, world.events, world.now, story.stranded, problem, trace)
 
 
@@ -364,5 +382,5 @@ def report(outcome: Outcome) -> str:
         f"{outcome.events} events in {outcome.virtual_s:.0f} virtual seconds"
     )
     if not outcome.problem:
-        return line
+        return f"{outcome.trace}\n\n{line}" if outcome.trace else line
     return f"{outcome.trace}\n\n{line}\nVIOLATION with --seed {outcome.seed}: {outcome.problem}"

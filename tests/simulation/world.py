@@ -41,6 +41,8 @@ class Weather:
     """Chance that a published delta is not finite."""
     poison: float = 0.0
     """Chance that a contribution turns non-finite on its way to one reducer."""
+    freeze_every_s: float = 0.0
+    """Between two freezes of some process, for seconds or longer than anybody waits: a laptop's lid, a swapping machine."""
     coordinator_crash_every_s: float = 0.0
     leave_every_s: float = 0.0
     join_every_s: float = 0.0
@@ -68,7 +70,7 @@ class World:
         self.events = 0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
-        self.trace: deque[tuple[float, str, str, Any]] = deque(maxlen=20000)
+        self.trace: deque[tuple[float, str, str, Any]] = deque(maxlen=50_000)
 
     def after(self, delay_s: float, what: Callable[..., None], *arguments: Any) -> None:
         """Call `what(*arguments)` in `delay_s` seconds; equal times in the order of asking."""
@@ -98,11 +100,11 @@ class World:
         """One line of the trace; put into words only when somebody reads it."""
         self.trace.append((self.now, who, what, thing))
 
-    def tail(self, lines: int = 120, about: Callable[[str, str, Any], bool] | None = None) -> str:
+    def tail(self, lines: int = 120, about: Callable[[str, str], bool] | None = None) -> str:
         """The end of the trace, for people."""
         if lines <= 0:
             return ""
-        chosen = [line for line in self.trace if about is None or about(*line[1:])][-lines:]
+        chosen = [line for line in self.trace if about is None or about(line[1], line[2])][-lines:]
         return "\n".join(f"{now:10.3f}  {who:<12} {what:<14} {words(thing)}" for now, who, what, thing in chosen)
 
 
