@@ -156,7 +156,7 @@ def test_the_order_of_summation_is_the_plans_and_changes_only_rounding() -> None
     deltas = {name: torch.randn(8, generator=generator) for name in "abcde"}
     roots = set()
     for order in ("abcde", "edcba"):
-        swarm = toy(name="raw", **deltas)
+        swarm = toy(name="raw", **deltas)  # type: ignore[arg-type]  # none of the names is another argument's
         swarm.round(every(swarm), quota=1, order=list(order))
         roots.add(swarm.root())
         expected = 1.0 - 1.33 * torch.stack(list(deltas.values())).mean(0)

@@ -16,7 +16,16 @@ import pytest
 from shoal import cli, narration
 from shoal.protocol.spec import RunSpec
 
-GROUPS = ([], ["demo"], ["coordinator"], ["coordinator", "init"], ["coordinator", "serve"], ["peer"], ["peer", "join"], ["admin"])
+GROUPS: tuple[list[str], ...] = (
+    [],
+    ["demo"],
+    ["coordinator"],
+    ["coordinator", "init"],
+    ["coordinator", "serve"],
+    ["peer"],
+    ["peer", "join"],
+    ["admin"],
+)
 ADMIN = ("status", "peers", "rounds", "events", "invite", "pause", "resume", "stop")
 
 

@@ -21,6 +21,8 @@ VALUES = 8
 class Toy(nn.Module):
     """One vector of ones, and perhaps a long one."""
 
+    ramp: Tensor
+
     def __init__(self, long_values: int) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.ones(VALUES))
