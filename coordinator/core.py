@@ -116,6 +116,8 @@ FAREWELL_S = 30.0
 """How long finished members wait for slower ones that still fetch the last version."""
 ABANDON_PAUSE_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Pause before the next round after so many abandoned ones in a row."""
+ASLEEP_S = 1.0
+"""An event that comes this long after `wake_at` means that this process stood still: nobody was heard for want of listening."""
 EVENTS_KEPT = 200
 SILENCE_S = 5.0
 """A wait longer than this is explained to those who wait."""
@@ -211,6 +213,9 @@ class Core:
 
     def on(self, event: Event, now: float) -> list[Effect]:
         """One event in, the effects that follow from it out. Raises nothing that an event's content could provoke."""
+        due = self.wake_at
+        if due is not None and now > due + ASLEEP_S:
+            self._pardon(now)
         self._clock = now
         match event:
             case Connected(connection, peer, rights, _):
@@ -665,6 +670,15 @@ class Core:
     def _patience(self) -> float:
         """The first round waits a little for more members; later ones open at once."""
         return 0.0 if self.ledger.bound and self._active() else self.spec.timing.join_wait_s
+
+    def _pardon(self, now: float) -> None:
+        """This process was suspended, or starved: that is no evidence against any peer."""
+        for presence in self._presence.values():
+            presence.last_heard = max(presence.last_heard, now)
+            if presence.gone_at is not None:
+                presence.gone_at = max(presence.gone_at, now + self.spec.timing.grace_s)
+        if self._presence:
+            self._log("the coordinator stood still for a while: members are given time to be heard", "warning")
 
     def _lose_silent(self, now: float) -> None:
         lost_after = self.spec.timing.lost_after_s

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.coordinator.records import SessionEnded
 from tests.simulation import __main__ as runner
 from tests.simulation.bugs import BUGS
 from tests.simulation.story import Story, play, report
@@ -50,6 +51,16 @@ def test_a_run_without_faults_abandons_no_round() -> None:
         assert not outcome.problem, report(outcome)
         assert outcome.versions >= 1
         assert outcome.abandoned == 0, f"seed {number} abandoned {outcome.abandoned} rounds in calm"
+
+
+def test_a_coordinator_that_stood_still_loses_nobody() -> None:
+    for number in range(6):
+        story = Story(number, weather=Weather(), peers=5)
+        for at_s, for_s in ((20.0, 12.0), (60.0, 25.0)):
+            story.world.after(at_s, story.meeting.freeze, for_s)
+        story.run()
+        ended = [record for record in story.meeting.journal if isinstance(record, SessionEnded)]
+        assert not ended, f"seed {number}: {ended}"
 
 
 def test_a_seed_is_one_history() -> None:
