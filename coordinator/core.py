@@ -6,16 +6,18 @@ commits or is abandoned (`_advance`, which every event and every passing of time
 emits the record and folds it into the `Ledger` in the same breath, so that what is journaled and what is believed cannot differ.
 
 Rules. Identity comes from the stream's certificate, never from a message. A message with another session or term than its stream's
-is dropped. Members are compared, never counted. Only the coordinator abandons. Neighbours: `rounds` is one round's bookkeeping,
-`ledger` the durable state, `server` the shell that performs the effects.
+is dropped. Members are compared, never counted. Only the coordinator abandons. Neighbours: `ledger` is the durable state, `roster`
+who is here now, `rounds` one round's bookkeeping, `ballots` the votes on fingerprints, `admission` who may come in, `views` what
+operators see, `server` the shell that performs the effects.
 """
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import assert_never
 
+from shoal.coordinator import admission, views
+from shoal.coordinator.ballots import Ballots
 from shoal.coordinator.events import (
     Answer,
     Asked,
@@ -48,7 +50,9 @@ from shoal.coordinator.records import (
     Spent,
     TermRaised,
 )
+from shoal.coordinator.roster import Presence, Roster, Standing
 from shoal.coordinator.rounds import Round, RoundState, equal_shares, plan_order
+from shoal.coordinator.views import Waiting
 from shoal.protocol.admin import (
     AdminCommand,
     AdminError,
@@ -62,19 +66,12 @@ from shoal.protocol.admin import (
     GetStatus,
     MakeInvite,
     Pause,
-    Peers,
-    PeerView,
     Resume,
-    Rounds,
-    RoundView,
-    Status,
     Stop,
 )
 from shoal.protocol.messages import (
     NO_SESSION,
     NO_VERSION,
-    PROTOCOL_MAJOR,
-    PROTOCOL_MINOR,
     Abandoned,
     Applied,
     BuildOrigin,
@@ -123,48 +120,6 @@ SILENCE_S = 5.0
 """A wait longer than this is explained to those who wait."""
 
 
-class Standing(enum.Enum):
-    """What a session can be asked to do."""
-
-    ARRIVING = "arriving"
-    """Welcomed; has not yet said what it holds."""
-    BUILDING = "building version 0"
-    FETCHING = "fetching state"
-    ACTIVE = "active"
-    """Holds the newest version, or the entries that lead to it."""
-
-
-@dataclass
-class Presence:
-    """What is known of a session only while this process lives."""
-
-    session: int
-    connection: int | None
-    last_heard: float
-    standing: Standing = Standing.ARRIVING
-    gone_at: float | None = None
-    """When the session is lost, unless it comes back."""
-    version: int = NO_VERSION
-    claim: tuple[int, bytes] = (NO_VERSION, b"")
-    """Version and fingerprint of the shared state that its Hello spoke of."""
-    pending: int = 0
-    """Samples of work that a committed round left out, still to be contributed."""
-    heartbeat: Heartbeat = field(default_factory=Heartbeat)
-    goodbye: bool = False
-    complaints: set[PeerId] = field(default_factory=set)
-    """Who could not reach this peer's address."""
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """Why no round can open, and what would help. Empty `what`: nothing is missing."""
-
-    what: str = ""
-    have: int = 0
-    need: int = 0
-    fix: str = ""
-
-
 class Core:
     """The coordinator's state machine. Replay the journal, `start`, then feed events."""
 
@@ -176,10 +131,10 @@ class Core:
         self._effects: list[Effect] = []
         self._peers: dict[int, tuple[PeerId, frozenset[str]]] = {}
         self._session_of: dict[int, int] = {}
-        self._presence: dict[int, Presence] = {}
+        self._roster = Roster(self.ledger)
         self._seekers: set[int] = set()
         """Sessions whose Locate could not be answered yet."""
-        self._votes: dict[int, dict[int, bytes]] = {}
+        self._ballots = Ballots()
         self._waiting = Waiting()
         self._enough_since: float | None = None
         self._abandoned_in_a_row = 0
@@ -204,7 +159,7 @@ class Core:
             raise ValueError("the journal does not start with RunCreated")
         self._journal(TermRaised(self.ledger.term + 1))
         for session in self.ledger.members:
-            self._presence[session] = Presence(session, None, now, gone_at=now + self.spec.timing.lost_after_s)
+            self._roster.add(Presence(session, None, now, gone_at=now + self.spec.timing.lost_after_s))
         if self.ledger.undecided is not None:
             self._journal(RoundAbandoned(self.ledger.undecided.round, "the coordinator was restarted"))
         self._log(f"term {self.ledger.term}: version {self.ledger.version}, {len(self.ledger.members)} members expected back")
@@ -237,8 +192,8 @@ class Core:
     def wake_at(self) -> float | None:
         """When TimePassed is due, if nothing happens before."""
         timing = self.spec.timing
-        times = [p.last_heard + timing.lost_after_s for p in self._presence.values() if p.connection is not None]
-        times += [p.gone_at for p in self._presence.values() if p.gone_at is not None]
+        times = [p.last_heard + timing.lost_after_s for p in self._roster if p.connection is not None]
+        times += [p.gone_at for p in self._roster if p.gone_at is not None]
         if self._farewell_at is not None:
             times.append(self._farewell_at)
         if self.round is not None:
@@ -271,7 +226,7 @@ class Core:
             if isinstance(body, Hello):
                 self._hello(connection, body, now)
             return
-        presence = self._presence[session]
+        presence = self._roster[session]
         if not self._fits(envelope, session):
             self.stale += 1
             return
@@ -311,42 +266,18 @@ class Core:
     def _hello(self, connection: int, hello: Hello, now: float) -> None:
         peer, rights = self._peers[connection]
         ledger = self.ledger
-        if "peer" not in rights:
-            return self._refuse(connection, "NO_RIGHT", "this certificate does not allow joining as a peer", "enrol with an invite")
-        if hello.run != ledger.run:
-            return self._refuse(
-                connection,
-                "WRONG_RUN",
-                f"this coordinator serves run {ledger.run}, not {hello.run}",
-                "join with this run's own invite",
-            )
-        if hello.major != PROTOCOL_MAJOR:
-            ours, theirs = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}", f"{hello.major}.{hello.minor}"
-            return self._refuse(
-                connection,
-                "VERSION",
-                f"the coordinator speaks protocol {ours}, this peer {theirs}",
-                "install the same shoal on both",
-            )
-        if hello.version > ledger.version and ledger.bound:
-            return self._refuse(
-                connection,
-                "AHEAD",
-                f"this peer holds version {hello.version}, but the journal ends at {ledger.version}",
-                "the coordinator was restored from an older journal: give it the newest one, or remove this peer's local copy",
-            )
+        refusal = admission.why_not(ledger, rights, hello)
+        if refusal is not None:
+            return self._refuse(connection, refusal)
         member = ledger.member_of(peer)
         if member is None:
             return self._new_session(connection, peer, hello, now)
-        presence = self._presence[member.session]
+        presence = self._roster[member.session]
         same = member.instance == hello.instance
         if presence.connection is not None and not same:
-            return self._refuse(
-                connection,
-                "ALREADY_EXISTS",
-                f"a daemon with this identity is a member already, from {member.address or 'an undialable address'}",
-                "stop the other one, or join with another --identity",
-            )
+            reason = f"a daemon with this identity is a member already, from {member.address or 'an undialable address'}"
+            fix = "stop the other one, or join with another --identity"
+            return self._refuse(connection, Refused("ALREADY_EXISTS", reason, fix))
         if presence.connection is not None:
             self._drop_connection(presence.connection)
         if not self._may_resume(member, hello):
@@ -368,9 +299,9 @@ class Core:
         self._journal(
             SessionOpened(session, peer, hello.instance, hello.address, hello.name[:64], hello.device[:64], hello.software[:64])
         )
-        self._presence[session] = presence = Presence(session, connection, now)
+        presence = self._roster.add(Presence(session, connection, now))
         self._bind(connection, presence, hello, now)
-        self._log(f"{self._name(session)} joined as session {session}")
+        self._log(f"{self._roster.name(session)} joined as session {session}")
         self._welcome(connection, session, resumed=False)
 
     def _bind(self, connection: int, presence: Presence, hello: Hello, now: float) -> None:
@@ -389,12 +320,12 @@ class Core:
             ),
         )
         if self._waiting.what:
-            self._send(session, self._notice())
+            self._send(session, self._waiting.notice())
 
-    def _refuse(self, connection: int, code: str, reason: str, fix: str) -> None:
-        self._effects.append(Send(connection, Envelope(NO_SESSION, self.ledger.term, Refused(code, reason, fix))))
+    def _refuse(self, connection: int, refusal: Refused) -> None:
+        self._effects.append(Send(connection, Envelope(NO_SESSION, self.ledger.term, refusal)))
         self._effects.append(Close(connection))
-        self._log(f"refused {self._peers[connection][0]}: {reason}")
+        self._log(f"refused {self._peers[connection][0]}: {refusal.reason}")
 
     def _restarted(self, presence: Presence, now: float) -> None:
         """A member is back as a new process: what its old one kept in memory for the round in flight is gone."""
@@ -403,14 +334,14 @@ class Core:
             return
         round_.ready.pop(presence.session, None)
         if round_.state is RoundState.REDUCING and presence.session in round_.collectors.values():
-            self._abandon(round_, f"{self._name(presence.session)} restarted in the middle of it", now)
+            self._abandon(round_, f"{self._roster.name(presence.session)} restarted in the middle of it", now)
 
     def _disconnected(self, connection: int, now: float) -> None:
         self._peers.pop(connection, None)
         session = self._session_of.pop(connection, None)
         if session is None:
             return
-        presence = self._presence[session]
+        presence = self._roster[session]
         presence.connection = None
         presence.gone_at = now + self.spec.timing.grace_s
         if presence.goodbye:
@@ -425,15 +356,15 @@ class Core:
         presence.goodbye = True
         if self.ledger.ended is not None:
             return
-        others = [p for p in self._active() if p.session != presence.session]
+        others = [p for p in self._roster.active() if p.session != presence.session]
         if presence.standing is Standing.ACTIVE and not others and self.ledger.version > 0:
             self._send(presence.session, Finish(self.ledger.version, "you are the last member to leave"))
         self._end(presence.session, f"left: {reason}" if reason else "left", now)
 
     def _end(self, session: int, reason: str, now: float) -> None:
         """End a membership for good."""
-        presence = self._presence.pop(session)
-        name = self._name(session)
+        presence = self._roster.remove(session)
+        name = self._roster.name(session)
         peer = self.ledger.members[session].peer
         self._journal(SessionEnded(session, reason))
         self._seekers.discard(session)
@@ -458,16 +389,18 @@ class Core:
 
     def _state_ready(self, presence: Presence, said: StateReady, now: float) -> None:
         ledger, session = self.ledger, presence.session
-        unfit = self._why_unfit(said)
+        unfit = admission.why_unfit(ledger, said)
         if unfit is not None:
             assert presence.connection is not None
-            self._refuse(presence.connection, unfit.code, unfit.reason, unfit.fix)
+            self._refuse(presence.connection, unfit)
             self._end(session, f"does not fit the run: {unfit.reason}", now)
             return
         if not ledger.bound and said.version == 0 and self._origin_is_open(session, said):
             self._journal(OriginBuilt(session, said.layout, said.root, said.data))
-            self._log(f"{self._name(session)} built version 0: {said.layout.values} values, fingerprint {said.root.hex()[:12]}")
-            for other in self._active():
+            self._log(
+                f"{self._roster.name(session)} built version 0: {said.layout.values} values, fingerprint {said.root.hex()[:12]}"
+            )
+            for other in self._roster.active():
                 if other.session != session:
                     self._resync(other, 0, said.root)
         if said.version != ledger.version:
@@ -484,36 +417,17 @@ class Core:
             presence.standing = Standing.ACTIVE
             self._rejoin_round(presence)
             for seeker in sorted(self._seekers):
-                other = self._presence[seeker]
+                other = self._roster[seeker]
                 self._locate(other, Locate(other.version), now)
         if ledger.ended is not None:
             self._send(session, Finish(ledger.version, ledger.ended.reason))
-
-    def _why_unfit(self, said: StateReady) -> Refused | None:
-        """A peer whose model or data is not the run's must not contribute."""
-        origin = self.ledger.origin
-        if origin is None or not self.ledger.bound:
-            return None
-        ours, theirs = origin.layout, said.layout
-        if theirs.hash != ours.hash:
-            names = (
-                f"{theirs.values} values (layout {theirs.hash.hex()[:12]}), the run's has {ours.values} ({ours.hash.hex()[:12]})"
-            )
-            return Refused(
-                "LAYOUT", f"this peer's model has {names}", "install the same model code and versions as the other peers"
-            )
-        if origin.data and said.data and said.data != origin.data:
-            names = f"{said.data.hex()[:12]}, the run's is {origin.data.hex()[:12]}"
-            fix = "use the same files; with the standard library as data, the same release of Python"
-            return Refused("DATA", f"this peer's training data has fingerprint {names}", fix)
-        return None
 
     def _origin_is_open(self, session: int, said: StateReady) -> bool:
         """Version 0 is still anybody's: nobody built it, or nobody is left who could hand it over."""
         origin = self.ledger.origin
         if origin is None:
             return True
-        others = [p for p in self._active() if p.session != session and self._dialable(p.session)]
+        others = [p for p in self._roster.active() if p.session != session and self._roster.dialable(p.session)]
         return not others and said.root != origin.root
 
     def _rejoin_round(self, presence: Presence) -> None:
@@ -539,14 +453,14 @@ class Core:
         if self.round is not None and self.round.state is RoundState.GATHERING:
             self.round.members.discard(session)
             self.round.ready.pop(session, None)
-        donors = self._contacts(session, said.failed, only_active=True)
-        may_build = ledger.members[session].address or not any(p.session != session for p in self._active())
+        donors = self._roster.contacts(session, said.failed, only_active=True)
+        may_build = ledger.members[session].address or not any(p.session != session for p in self._roster.active())
         if ledger.version <= 0 and not ledger.bound and not donors and may_build:
             self._build_origin(presence)
             return
         missing = range(said.version + 1, ledger.version + 1)
         if said.version != NO_VERSION and all(version in ledger.entries for version in missing):
-            contacts = donors or self._contacts(session, (), only_active=False)
+            contacts = donors or self._roster.contacts(session, (), only_active=False)
             self._seekers.discard(session)
             self._send(session, CatchUp(tuple(self._commit_message(ledger.entries[v], contacts) for v in missing), contacts))
         elif donors:
@@ -554,8 +468,8 @@ class Core:
             self._send(session, Donors(ledger.version, donors))
         else:
             self._seekers.add(session)
-            held = max((p.version for p in self._presence.values()), default=NO_VERSION)
-            undialable = bool(self._active())
+            held = max((p.version for p in self._roster), default=NO_VERSION)
+            undialable = bool(self._roster.active())
             self._send(
                 session,
                 Notice(
@@ -575,14 +489,14 @@ class Core:
         return claimed == version and agreed is not None and root != agreed.root and bool(root or version == 0)
 
     def _build_origin(self, presence: Presence) -> None:
-        builder = next((p for p in self._presence.values() if p.standing is Standing.BUILDING and p.connection is not None), None)
+        builder = next((p for p in self._roster if p.standing is Standing.BUILDING and p.connection is not None), None)
         if builder is None or builder.session == presence.session:
             presence.standing = Standing.BUILDING
             self._seekers.discard(presence.session)
             self._send(presence.session, BuildOrigin())
         else:
             self._seekers.add(presence.session)
-            self._send(presence.session, Notice(f"{self._name(builder.session)} to build version 0", 0, 1, "nothing to do"))
+            self._send(presence.session, Notice(f"{self._roster.name(builder.session)} to build version 0", 0, 1, "nothing to do"))
 
     def _applied(self, presence: Presence, said: Applied) -> None:
         presence.version = max(presence.version, min(said.version, self.ledger.version))
@@ -601,35 +515,23 @@ class Core:
             if root != agreed.root:
                 self._resync(presence, version, agreed.root)
             return
-        self._votes.setdefault(version, {})[presence.session] = root
-        for old in [v for v in self._votes if v < self.ledger.version - self.ledger.keep_entries]:
-            del self._votes[old]
+        self._ballots.cast(version, presence.session, root)
+        self._ballots.forget_before(self.ledger.version - self.ledger.keep_entries)
 
     def _count_votes(self) -> None:
-        """A strict majority of the active members settles a version's fingerprint; without one, the longest-standing one does."""
-        for version, votes in list(self._votes.items()):
-            electorate = {p.session for p in self._active() if p.version >= version}
-            cast = {session: root for session, root in votes.items() if session in electorate}
-            if not cast:
+        """Settle what can be settled; whoever voted otherwise resynchronises."""
+        for version in self._ballots.versions:
+            verdict = self._ballots.settle(version, {p.session for p in self._roster.active() if p.version >= version})
+            if verdict is None:
                 continue
-            roots = list(cast.values())
-            winner = max(sorted(set(roots)), key=roots.count)
-            if 2 * roots.count(winner) > len(electorate):
-                self._agree(version, winner, roots.count(winner), len(electorate), flagged=False, votes=cast)
-            elif cast.keys() == electorate:
-                eldest = cast[min(cast)]
-                self._log(f"no majority on version {version}: {self._name(min(cast))}'s copy is declared", "warning")
-                self._agree(version, eldest, roots.count(eldest), len(electorate), flagged=True, votes=cast)
-
-    def _agree(self, version: int, root: bytes, count: int, voters: int, flagged: bool, votes: dict[int, bytes]) -> None:
-        self._journal(FingerprintAgreed(version, root, count, voters, flagged))
-        del self._votes[version]
-        for session, vote in votes.items():
-            if vote != root:
-                self._resync(self._presence[session], version, root)
+            if verdict.flagged:
+                self._log(f"no majority on version {version}: the longest-standing member's copy is declared", "warning")
+            self._journal(FingerprintAgreed(version, verdict.root, verdict.votes, verdict.voters, verdict.flagged))
+            for session in verdict.differing:
+                self._resync(self._roster[session], version, verdict.root)
 
     def _resync(self, presence: Presence, version: int, root: bytes) -> None:
-        self._log(f"{self._name(presence.session)} differs from the others at version {version}", "warning")
+        self._log(f"{self._roster.name(presence.session)} differs from the others at version {version}", "warning")
         presence.standing = Standing.FETCHING
         if self.round is not None and self.round.state is RoundState.GATHERING:
             self.round.members.discard(presence.session)
@@ -649,7 +551,8 @@ class Core:
         if self.ledger.ended is not None:
             self._farewell(now)
             return
-        self._forgive()
+        if self._roster.forgive_all():
+            self._log("every member was complained about: all get another chance", "warning")
         self._say_waiting(self._why_waiting(now))
         if self.round is None:
             if self._waiting.what:
@@ -659,30 +562,22 @@ class Core:
             if self._enough_since is not None and now >= max(self._enough_since + self._patience(), self._reopen_at):
                 self._open_round(now)
 
-    def _forgive(self) -> None:
-        """Complaints that leave nobody to dial say more about the network of the moment than about any address: forget them all."""
-        listening = [p for p in self._active() if self.ledger.members[p.session].address]
-        if listening and not any(self._dialable(p.session) for p in listening):
-            self._log("every member was complained about: all get another chance", "warning")
-            for presence in listening:
-                presence.complaints.clear()
-
     def _patience(self) -> float:
         """The first round waits a little for more members; later ones open at once."""
-        return 0.0 if self.ledger.bound and self._active() else self.spec.timing.join_wait_s
+        return 0.0 if self.ledger.bound and self._roster.active() else self.spec.timing.join_wait_s
 
     def _pardon(self, now: float) -> None:
         """This process was suspended, or starved: that is no evidence against any peer."""
-        for presence in self._presence.values():
+        for presence in self._roster:
             presence.last_heard = max(presence.last_heard, now)
             if presence.gone_at is not None:
                 presence.gone_at = max(presence.gone_at, now + self.spec.timing.grace_s)
-        if self._presence:
+        if self._roster:
             self._log("the coordinator stood still for a while: members are given time to be heard", "warning")
 
     def _lose_silent(self, now: float) -> None:
         lost_after = self.spec.timing.lost_after_s
-        for presence in list(self._presence.values()):
+        for presence in self._roster:
             if presence.connection is not None and now >= presence.last_heard + lost_after:
                 self._end(presence.session, f"was lost: silent for {lost_after:g} s", now)
             elif presence.gone_at is not None and now >= presence.gone_at:
@@ -695,18 +590,18 @@ class Core:
         if round_ is not None:
             late = round_.first_ready_at is not None and now >= round_.first_ready_at + SILENCE_S
             if round_.state is RoundState.GATHERING and late:
-                names = ", ".join(self._name(session) for session in sorted(round_.members - round_.ready.keys()))
+                names = ", ".join(self._roster.name(session) for session in sorted(round_.members - round_.ready.keys()))
                 have, need = len(round_.ready), len(round_.members)
                 return Waiting(
                     f"{names or 'a reconnecting member'} to finish training in round {round_.id}", have, need, "nothing to do"
                 )
             return Waiting()
-        active = self._active()
-        returning = sum(p.connection is None for p in self._presence.values())
+        active = self._roster.active()
+        returning = sum(p.connection is None for p in self._roster)
         if returning:
             lost_after = f"they reconnect by themselves, or are lost after {self.spec.timing.lost_after_s:g} s"
             return Waiting(
-                f"{returning} member{'s' if returning > 1 else ''} to come back", len(active), len(self._presence), lost_after
+                f"{returning} member{'s' if returning > 1 else ''} to come back", len(active), len(self._roster), lost_after
             )
         need = self.spec.run.min_peers
         if len(active) < need:
@@ -715,7 +610,7 @@ class Core:
             return Waiting(f"{more} more peer{'s' if more > 1 else ''}", len(active), need, fix)
         if not active:
             return Waiting("a first peer", 0, 1, "invite one with `shoal admin invite`, or wait")
-        if len(active) > 1 and not any(self._dialable(p.session) for p in active):
+        if len(active) > 1 and not any(self._roster.dialable(p.session) for p in active):
             return Waiting("a member that others can dial", 0, 1, "let one peer listen on an address that the others can reach")
         return Waiting()
 
@@ -725,16 +620,13 @@ class Core:
         if not changed:
             return
         if waiting.what:
-            self._log(f"waiting for {waiting.what} (have {waiting.have}, need {waiting.need}): {waiting.fix}")
-        for presence in self._presence.values():
-            self._send(presence.session, self._notice())
-
-    def _notice(self) -> Notice:
-        return Notice(self._waiting.what, self._waiting.have, self._waiting.need, self._waiting.fix)
+            self._log(f"waiting for {waiting}")
+        for presence in self._roster:
+            self._send(presence.session, self._waiting.notice())
 
     def _open_round(self, now: float) -> None:
         ledger, quota = self.ledger, self._quota()
-        members = sorted(self._active(), key=lambda p: ledger.members[p.session].peer)
+        members = sorted(self._roster.active(), key=lambda p: ledger.members[p.session].peer)
         wants = [(p.session, max(0, quota - (total(ledger.members[p.session].lease) - p.pending))) for p in members]
         record = RoundOpened(
             ledger.next_round, 0, 0, ledger.version, tuple(p.session for p in members), tuple(ledger.grants(wants))
@@ -780,9 +672,9 @@ class Core:
         samples = min(max(0, said.samples), leased)
         weight = samples * self.spec.data.sequence_length
         if said.weight != weight:
-            self._log(f"{self._name(presence.session)} claims {said.weight} tokens, its lease allows {weight}", "warning")
+            self._log(f"{self._roster.name(presence.session)} claims {said.weight} tokens, its lease allows {weight}", "warning")
         if said.note:
-            self._log(f"{self._name(presence.session)} contributes nothing to round {round_.id}: {said.note}", "warning")
+            self._log(f"{self._roster.name(presence.session)} contributes nothing to round {round_.id}: {said.note}", "warning")
         if round_.first_ready_at is None:
             round_.first_ready_at = now
         round_.ready[presence.session] = replace(said, samples=samples, weight=weight)
@@ -822,7 +714,7 @@ class Core:
             return
         accused = self.ledger.member_of(said.peer)
         if accused is not None and accused.session != presence.session:
-            self._presence[accused.session].complaints.add(complainer)
+            self._roster[accused.session].complaints.add(complainer)
         if any(share.reducer.peer == said.peer and slot not in round_.decisions for slot, share in round_.reducer_of.items()):
             self._abandon(round_, f"{complainer} could not reach {said.peer}: {said.reason}", now)
 
@@ -844,7 +736,7 @@ class Core:
             return self._abandon(round_, "every member was lost", now)
         if self.ledger.stopping is not None:
             self._wrap(round_)
-        online = {s for s in round_.members if self._presence[s].connection is not None}
+        online = {s for s in round_.members if self._roster[s].connection is not None}
         late = now >= round_.opened_at + self.spec.timing.gather_s
         if not self.all_are_ready(round_, round_.members) and not (late and len(round_.ready) >= self.spec.run.min_peers):
             return None
@@ -876,13 +768,13 @@ class Core:
         assert ledger.origin is not None
         collectors = {
             ledger.members[p.session].peer: p.session
-            for p in self._active()
+            for p in self._roster.active()
             if p.connection is not None and (p.session in round_.ready or p.version == ledger.version)
         }
         reducers = [
             Contact(peer, ledger.members[session].address)
             for peer, session in sorted(collectors.items())
-            if len(collectors) == 1 or self._dialable(session)
+            if len(collectors) == 1 or self._roster.dialable(session)
         ]
         if not reducers:
             return self._abandon(round_, "no member can be dialled by the others", now)
@@ -934,16 +826,16 @@ class Core:
         for share in round_.reducer_of.values():
             member = ledger.member_of(share.reducer.peer)
             if member is not None:
-                self._presence[member.session].complaints.clear()
+                self._roster[member.session].complaints.clear()
         self._journal(record)
         self.round = None
         self._abandoned_in_a_row = 0
         for session, ready in round_.ready.items():
-            if session in self._presence:
-                self._presence[session].pending = 0 if session in included else ready.samples
-        contacts = self._contacts(0, (), only_active=False, among=holders)
+            if session in self._roster:
+                self._roster[session].pending = 0 if session in included else ready.samples
+        contacts = self._roster.contacts(0, (), only_active=False, among=holders)
         message = self._commit_message(record, contacts)
-        for presence in self._presence.values():
+        for presence in self._roster:
             if presence.session in holders:
                 presence.version = record.version
             self._send(presence.session, message)
@@ -960,14 +852,14 @@ class Core:
         self._reopen_at = now + pause
         self._abandoned_in_a_row += 1
         self._log(f"round {round_.id} abandoned: {reason}")
-        for presence in self._presence.values():
+        for presence in self._roster:
             self._send(presence.session, Abandoned(round_.id, reason))
 
     # --- evaluation and the end -------------------------------------------------------------------------------------------------
 
     def _ask_evaluation(self, version: int) -> None:
         """One member in turn evaluates; whoever did not answer by the next time is passed over."""
-        able = sorted(p.session for p in self._active() if p.connection is not None)
+        able = sorted(p.session for p in self._roster.active() if p.connection is not None)
         if able:
             turn = version // max(1, self.spec.evaluation.every)
             self._evaluating = (version, able[turn % len(able)])
@@ -991,21 +883,21 @@ class Core:
         self._journal(RunEnded(self.ledger.version, stopping.reason))
         self._log(f"the run is over at version {self.ledger.version}: {stopping.reason}")
         self._ask_evaluation(self.ledger.version)
-        for presence in self._presence.values():
+        for presence in self._roster:
             if presence.standing is Standing.ACTIVE:
                 self._send(presence.session, Finish(self.ledger.version, stopping.reason))
 
     def _farewell(self, now: float) -> None:
         """Let everybody go together, so that nobody leaves while another still needs its bytes."""
-        if not self._presence:
+        if not len(self._roster):
             self._farewell_at = None
             return
-        if not any(p.goodbye for p in self._presence.values()):
+        if not any(p.goodbye for p in self._roster):
             return
         if self._farewell_at is None:
             self._farewell_at = now + FAREWELL_S
-        if all(p.goodbye for p in self._presence.values()) or now >= self._farewell_at:
-            for presence in list(self._presence.values()):
+        if all(p.goodbye for p in self._roster) or now >= self._farewell_at:
+            for presence in self._roster:
                 presence.goodbye = True
                 self._end(presence.session, "left: the run is over", now)
             self._farewell_at = None
@@ -1016,11 +908,11 @@ class Core:
         ledger = self.ledger
         match command:
             case GetStatus():
-                return self.status()
+                return views.status(self.spec, ledger, self.round, self._roster, self._waiting)
             case GetPeers():
-                return Peers(tuple(self._peer_view(p, now) for p in self._presence.values()))
+                return views.peers(ledger, self._roster, now)
             case GetRounds(limit):
-                return Rounds(tuple(RoundView(**vars(summary)) for summary in list(ledger.history)[-max(1, limit) :]))
+                return views.rounds(ledger, limit)
             case GetEvents(limit):
                 return Events(tuple(self._events[-max(1, limit) :]))
             case MakeInvite():
@@ -1044,84 +936,7 @@ class Core:
             case _:
                 assert_never(command)
 
-    def status(self) -> Status:
-        """The run at a glance."""
-        ledger, evaluation = self.ledger, self.ledger.evaluation
-        if ledger.ended is not None:
-            phase = "ended"
-        elif ledger.stopping is not None:
-            phase = "stopping"
-        elif self.round is not None:
-            phase = "training" if self.round.state is RoundState.GATHERING else "reducing"
-        else:
-            phase = "paused" if ledger.paused else "waiting"
-        waiting = self._waiting
-        said = f"{waiting.what} (have {waiting.have}, need {waiting.need}): {waiting.fix}" if waiting.what else ""
-        agreed = next(reversed(ledger.fingerprints.values()), None)
-        return Status(
-            ledger.run,
-            ledger.term,
-            phase,
-            said,
-            ledger.version,
-            self.round.id if self.round is not None else ledger.next_round - 1,
-            len(self._active()),
-            self.spec.run.min_peers,
-            ledger.committed_tokens,
-            self.spec.run.total_tokens,
-            evaluation.bits_per_byte if evaluation else 0.0,
-            evaluation.version if evaluation else NO_VERSION,
-            agreed.root.hex() if agreed else "",
-        )
-
-    def _peer_view(self, presence: Presence, now: float) -> PeerView:
-        member, beat = self.ledger.members[presence.session], presence.heartbeat
-        state = presence.standing.value if presence.connection is not None else "reconnecting"
-        return PeerView(
-            member.peer,
-            member.name,
-            member.session,
-            state,
-            member.address,
-            member.device,
-            presence.version,
-            beat.phase,
-            max(0.0, now - presence.last_heard),
-            beat.tokens_per_s,
-            beat.loss,
-            member.committed_tokens,
-            member.software,
-        )
-
     # --- small questions and tools ----------------------------------------------------------------------------------------------
-
-    def _active(self) -> list[Presence]:
-        """Members that hold the newest version or the way to it, reconnecting ones left out."""
-        return [p for p in self._presence.values() if p.standing is Standing.ACTIVE and not p.goodbye and p.connection is not None]
-
-    def _dialable(self, session: int) -> bool:
-        """Others can open streams to this member: it listens, and not half of the others or more failed to reach it."""
-        presence = self._presence[session]
-        others = max(1, len(self._active()) - 1)
-        return bool(self.ledger.members[session].address) and 2 * len(presence.complaints) < max(2, others)
-
-    def _contacts(
-        self, seeker: int, failed: tuple[PeerId, ...], only_active: bool, among: set[int] | None = None
-    ) -> tuple[Contact, ...]:
-        """Who can serve bulk bytes to `seeker`, in an order that spreads seekers; those that failed come last."""
-        able = [
-            p
-            for p in sorted(self._presence.values(), key=lambda p: p.session)
-            if p.session != seeker
-            and p.connection is not None
-            and (p.standing is Standing.ACTIVE or not only_active)
-            and (among is None or p.session in among)
-            and self.ledger.members[p.session].address
-        ]
-        turn = seeker % len(able) if able else 0
-        contacts = [Contact(self.ledger.members[p.session].peer, self.ledger.members[p.session].address) for p in able]
-        ordered = contacts[turn:] + contacts[:turn]
-        return tuple(sorted(ordered, key=lambda contact: contact.peer in failed))
 
     def _commit_message(self, record: RoundCommitted, contacts: tuple[Contact, ...]) -> Commit:
         return Commit(
@@ -1137,16 +952,10 @@ class Core:
             contacts,
         )
 
-    def _name(self, session: int) -> str:
-        member = self.ledger.members.get(session) or self.ledger.limbo.get(session)
-        if member is None:
-            return f"session {session}"
-        return f"{member.name} ({member.peer[:8]})" if member.name else member.peer[:8]
-
     def _send(self, session: int, body: FromCoordinator) -> None:
-        presence = self._presence.get(session)
-        if presence is not None and presence.connection is not None:
-            self._send_on(presence.connection, session, body)
+        connection = self._roster.connection_of(session)
+        if connection is not None:
+            self._send_on(connection, session, body)
 
     def _send_on(self, connection: int, session: int, body: FromCoordinator) -> None:
         self._effects.append(Send(connection, Envelope(session, self.ledger.term, body)))

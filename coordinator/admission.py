@@ -1,0 +1,44 @@
+"""Who may come in: what speaks against a peer's Hello, and against the model and data that it brings. Questions only.
+
+Neighbour: `core` asks, and refuses in these words.
+"""
+
+from __future__ import annotations
+
+from shoal.coordinator.ledger import Ledger
+from shoal.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello, Refused, StateReady
+
+
+def why_not(ledger: Ledger, rights: frozenset[str], hello: Hello) -> Refused | None:
+    """Why this Hello is refused, whoever it comes from; None: it is not."""
+    if "peer" not in rights:
+        return Refused("NO_RIGHT", "this certificate does not allow joining as a peer", "enrol with an invite")
+    if hello.run != ledger.run:
+        reason = f"this coordinator serves run {ledger.run}, not {hello.run}"
+        return Refused("WRONG_RUN", reason, "join with this run's own invite")
+    if hello.major != PROTOCOL_MAJOR:
+        ours, theirs = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}", f"{hello.major}.{hello.minor}"
+        reason = f"the coordinator speaks protocol {ours}, this peer {theirs}"
+        return Refused("VERSION", reason, "install the same shoal on both")
+    if hello.version > ledger.version and ledger.bound:
+        reason = f"this peer holds version {hello.version}, but the journal ends at {ledger.version}"
+        fix = "the coordinator was restored from an older journal: give it the newest one, or remove this peer's local copy"
+        return Refused("AHEAD", reason, fix)
+    return None
+
+
+def why_unfit(ledger: Ledger, said: StateReady) -> Refused | None:
+    """Why a peer with this model and data must not contribute; None: it may. Until a round binds version 0, everything fits."""
+    origin = ledger.origin
+    if origin is None or not ledger.bound:
+        return None
+    ours, theirs = origin.layout, said.layout
+    if theirs.hash != ours.hash:
+        names = f"{theirs.values} values (layout {theirs.hash.hex()[:12]}), the run's has {ours.values} ({ours.hash.hex()[:12]})"
+        fix = "install the same model code and versions as the other peers"
+        return Refused("LAYOUT", f"this peer's model has {names}", fix)
+    if origin.data and said.data and said.data != origin.data:
+        names = f"{said.data.hex()[:12]}, the run's is {origin.data.hex()[:12]}"
+        fix = "use the same files; with the standard library as data, the same release of Python"
+        return Refused("DATA", f"this peer's training data has fingerprint {names}", fix)
+    return None

@@ -1,0 +1,131 @@
+"""Who is here now: the live side of each membership, and the questions that decisions ask of all of them.
+
+Rule: what is in here dies with the process and is told again by the peers; nothing durable may depend on it. Neighbours: `ledger`
+holds what survives, `core` changes what is in here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from shoal.coordinator.ledger import Ledger
+from shoal.protocol.messages import NO_VERSION, Contact, Heartbeat, PeerId
+
+
+class Standing(enum.Enum):
+    """What a session can be asked to do."""
+
+    ARRIVING = "arriving"
+    """Welcomed; has not yet said what it holds."""
+    BUILDING = "building version 0"
+    FETCHING = "fetching state"
+    ACTIVE = "active"
+    """Holds the newest version, or the entries that lead to it."""
+
+
+@dataclass
+class Presence:
+    """What is known of a session only while this process lives."""
+
+    session: int
+    connection: int | None
+    last_heard: float
+    standing: Standing = Standing.ARRIVING
+    gone_at: float | None = None
+    """When the session is lost, unless it comes back."""
+    version: int = NO_VERSION
+    claim: tuple[int, bytes] = (NO_VERSION, b"")
+    """Version and fingerprint of the shared state that its Hello spoke of."""
+    pending: int = 0
+    """Samples of work that a committed round left out, still to be contributed."""
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    goodbye: bool = False
+    complaints: set[PeerId] = field(default_factory=set)
+    """Who could not reach this peer's address."""
+
+
+class Roster:
+    """All presences, by session."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._presences: dict[int, Presence] = {}
+
+    def __iter__(self) -> Iterator[Presence]:
+        """Over a copy, so that members may end meanwhile."""
+        return iter(list(self._presences.values()))
+
+    def __getitem__(self, session: int) -> Presence:
+        return self._presences[session]
+
+    def __contains__(self, session: int) -> bool:
+        return session in self._presences
+
+    def __len__(self) -> int:
+        return len(self._presences)
+
+    def add(self, presence: Presence) -> Presence:
+        """A membership begins, or is expected back."""
+        self._presences[presence.session] = presence
+        return presence
+
+    def remove(self, session: int) -> Presence:
+        """A membership is over."""
+        return self._presences.pop(session)
+
+    def connection_of(self, session: int) -> int | None:
+        """The stream of a session, if it has one now."""
+        presence = self._presences.get(session)
+        return presence.connection if presence is not None else None
+
+    def active(self) -> list[Presence]:
+        """Members that hold the newest version or the way to it; reconnecting and leaving ones left out."""
+        return [p for p in self if p.standing is Standing.ACTIVE and not p.goodbye and p.connection is not None]
+
+    def dialable(self, session: int) -> bool:
+        """Others can open streams to this member: it listens, and not half of the others or more failed to reach it."""
+        others = max(1, len(self.active()) - 1)
+        return bool(self.address(session)) and 2 * len(self[session].complaints) < max(2, others)
+
+    def contacts(
+        self, seeker: int, failed: tuple[PeerId, ...] = (), only_active: bool = True, among: set[int] | None = None
+    ) -> tuple[Contact, ...]:
+        """Who can serve bulk bytes to `seeker`, in an order that spreads seekers; those that failed come last."""
+        able = [
+            p.session
+            for p in sorted(self, key=lambda p: p.session)
+            if p.session != seeker
+            and p.connection is not None
+            and (p.standing is Standing.ACTIVE or not only_active)
+            and (among is None or p.session in among)
+            and self.address(p.session)
+        ]
+        turn = seeker % len(able) if able else 0
+        ordered = [Contact(self.peer(session), self.address(session)) for session in able[turn:] + able[:turn]]
+        return tuple(sorted(ordered, key=lambda contact: contact.peer in failed))
+
+    def forgive_all(self) -> bool:
+        """If every listening member was complained about, all get another chance. Whether that was so."""
+        listening = [p for p in self.active() if self.address(p.session)]
+        if not listening or any(self.dialable(p.session) for p in listening):
+            return False
+        for presence in listening:
+            presence.complaints.clear()
+        return True
+
+    def peer(self, session: int) -> PeerId:
+        """Whose session this is."""
+        return self._ledger.members[session].peer
+
+    def address(self, session: int) -> str:
+        """Where others dial this member; empty when they cannot."""
+        return self._ledger.members[session].address
+
+    def name(self, session: int) -> str:
+        """How a person would call this member, whether it is still here or not."""
+        member = self._ledger.members.get(session) or self._ledger.limbo.get(session)
+        if member is None:
+            return f"session {session}"
+        return f"{member.name} ({member.peer[:8]})" if member.name else member.peer[:8]
