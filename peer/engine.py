@@ -456,9 +456,7 @@ class Engine:
         self._offer = Donors(version, contacts)
 
     def _catch_up(self, commits: tuple[Commit, ...], contacts: tuple[Contact, ...]) -> None:
-        self._located = False
-        if not commits and self.newest <= self.version:
-            self.announced = False
+        self._located = self.announced = False  # whoever is brought forward says so when it is there
         for commit in commits:
             self._take_commit(commit)
 
