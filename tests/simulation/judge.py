@@ -86,6 +86,8 @@ class Judge:
         self.sessions: dict[int, Session] = {}
         self.session_of: dict[PeerId, int] = {}
         self.opened: RoundOpened | None = None
+        self.members: set[PeerId] = set()
+        """Who takes part in the last round that was opened."""
         self.bound = False
         self.plans: dict[int, Plan] = {}
         self.attempts: dict[tuple[int, int], int] = {}
@@ -105,6 +107,8 @@ class Judge:
         self.contributed: dict[tuple[int, PeerId, int], Contributed] = {}
         self.machines: Mapping[PeerId, Machine] = {}
         self.burned_at = -1e9
+        self.rot_won = False
+        """A rotten copy was declared to be the truth: it was most of what was left."""
         self.plan_sessions: dict[int, dict[PeerId, int]] = {}
         self.works = 0
         self.works_of: dict[PeerId, list[Work]] = {}
@@ -162,6 +166,9 @@ class Judge:
                 self._round_is_over(round_id)
             case FingerprintAgreed(version, root):
                 if version in self.roots and root != self.roots[version]:
+                    if any(machine.vault.rotten for machine in self.machines.values()):
+                        self.rot_won = True  # among those who were asked, the rotten copy was the majority, or was declared
+                        return
                     self.fail(f"version {version} was agreed to have a root that the log does not give")
             case RunEnded(version):
                 if version != self.version:
@@ -196,6 +203,7 @@ class Judge:
                 holder.lease.append(sample)
         self.bound = True
         self.opened = record
+        self.members = {self.sessions[session].peer for session in record.members}
 
     def _round_is_over(self, round_id: int) -> None:
         self.rounds_decided.add(round_id)
@@ -494,6 +502,11 @@ class Judge:
         self.nothing_is_missing(machine)
         self.works_of[machine.peer] = [w for w in self.works_of.get(machine.peer, ()) if not w.dropped and None in w.committed]
 
+    def may_rot(self, machine: Machine) -> bool:
+        """Rot is only fair where a clear majority of sound copies can outvote it."""
+        sound = [m for m in self.machines.values() if m.alive and m.vault.version >= self.version - 1 and not m.vault.rotten]
+        return len(sound) > 3 and not any(m.vault.rotten for m in self.machines.values())
+
     def installed(self, machine: Machine) -> None:
         """A fetched state is in a vault."""
         self.compare(machine)
@@ -501,7 +514,7 @@ class Judge:
     def compare(self, machine: Machine) -> None:
         """Members at a version hold the same bytes."""
         vault = machine.vault
-        if vault.version == NO_VERSION or (vault.version == 0 and not self.bound):
+        if vault.version == NO_VERSION or (vault.version == 0 and not self.bound) or vault.rotten:
             return
         truth = self.lineage.get(vault.version)
         if truth is None:

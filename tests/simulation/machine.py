@@ -121,6 +121,8 @@ class Vault:
     """What KeepSession wrote down."""
     applying: Apply | None = None
     progress: int = 0
+    rotten: bool = False
+    """Its bytes are not what they should be, and nobody has noticed yet."""
     results: dict[int, dict[bytes, tuple[PartKey, bytes]]] = field(default_factory=dict)
     """Final bytes of parts, by round and digest."""
     entries: dict[int, int] = field(default_factory=dict)
@@ -705,6 +707,11 @@ class Machine:
         vault.entries[commit.version] = commit.round
         for version in [v for v in vault.entries if v <= commit.version - self.keep_entries]:
             vault.results.pop(vault.entries.pop(version), None)
+        if self.world.chance(self.world.weather.rot) and self.judge.may_rot(self):
+            self.world.note(self.peer, "ROTS")
+            vault.rotten = True
+            first = vault.state[0]
+            vault.state[0] = PartState((first.theta[0] + 1.0, *first.theta[1:]), first.momentum)
         self.judge.applied(self, commit, included)
 
     def _fetch_state(self, version: int, contacts: Iterator[Contact], failed: list[PeerId]) -> None:
@@ -720,13 +727,13 @@ class Machine:
         if donor is None or broken or not donor.serves or donor.vault.version < version or donor.vault.applying is not None:
             self._fetch_state(version, contacts, [*failed, contact.peer])
             return
-        served = (donor.vault.version, tuple(donor.vault.state))
+        served = (donor.vault.version, tuple(donor.vault.state), donor.vault.rotten)
         self.later(self.world.latency() + self.world.random.uniform(0, 1), self._install, *served, donor.peer)
 
-    def _install(self, version: int, state: State, donor: PeerId) -> None:
+    def _install(self, version: int, state: State, rotten: bool, donor: PeerId) -> None:
         if self.vault.applying is not None:
             raise Violation(f"{self.peer} installs a fetched state while it applies an entry")
-        self.vault.state, self.vault.version = list(state), version
+        self.vault.state, self.vault.version, self.vault.rotten = list(state), version, rotten
         self.judge.installed(self)
         self.feed(StateFetched(version, values.root(version, state), donor))
 

@@ -73,6 +73,7 @@ def draw_weather(chance: random.Random) -> Weather:
         join_every_s=level(60, 20),
         operator_every_s=level(60, 20),
         corrupt=level(0.005, 0.05),
+        rot=level(0.002, 0.01),
         replay=level(0.01, 0.05),
         slow=level(0.005, 0.02),
         fetch_fails=level(0.05, 0.3),
@@ -178,9 +179,10 @@ class Story:
         ):
             if every_s:
                 world.after(world.random.expovariate(1 / every_s), self._again, every_s, fault)
-        self._until(lambda: self.judge.version >= self.rounds or self.over, ROUGH_LIMIT_S)
+        self._until(lambda: self.judge.version >= self.rounds or self.over or self.judge.rot_won, ROUGH_LIMIT_S)
         self._calm_down()
-        self._must_go_on()
+        if not self.judge.rot_won:
+            self._must_go_on()
         self._add_up()
 
     @property
@@ -223,20 +225,30 @@ class Story:
 
         def good() -> bool:
             if self.over:
-                return all(not machine.alive or self._cannot_finish(machine) for machine in self.machines.values())
+                return self.judge.rot_won or all(
+                    not machine.alive or self._cannot_finish(machine) for machine in self.machines.values()
+                )
             return self.judge.version >= goal and all(
-                machine.vault.version >= goal - 1 for machine in self.machines.values() if machine.alive
+                machine.vault.version >= goal - 1 and not machine.vault.rotten and machine.peer in self.judge.members
+                for machine in self.machines.values()
+                if machine.alive
             )
 
         if not self._until(good, CALM_LIMIT_S):
+            if self.judge.rot_won:
+                return
             if not self._survives(list(self.machines.values())):
                 self.stranded = True  # the newest version is only on machines that nobody can dial
                 return
+            rotten = [machine.peer for machine in self.machines.values() if machine.alive and machine.vault.rotten]
             alive = {machine.peer: machine.vault.version for machine in self.machines.values() if machine.alive}
+            idle = [machine.peer for machine in self.machines.values() if machine.alive and machine.peer not in self.judge.members]
             ended = f", ended at {self.judge.ended.version}" if self.judge.ended else ""
             raise Violation(
                 f"no progress in {CALM_LIMIT_S:.0f} s of calm: the log went from version {start} to {self.judge.version}{ended}; "
                 f"live peers hold {alive}"
+                + (f"; {idle} take no part" if idle else "")
+                + (f"; {rotten} still hold other bytes than the log gives" if rotten else "")
             )
 
     def _cannot_finish(self, machine: Machine) -> bool:
@@ -295,7 +307,7 @@ class Story:
 
     def _survives(self, machines: list[Machine]) -> bool:
         """Whether these machines still have all that was committed."""
-        reachable = [machine for machine in machines if machine.address]
+        reachable = [machine for machine in machines if machine.address and not machine.vault.rotten]
         best = max((machine.vault.version for machine in reachable), default=NO_VERSION)
         if best == NO_VERSION:
             return self.judge.version == NO_VERSION
@@ -355,8 +367,8 @@ class Story:
 def play(seed: int, tail: int = 150, about: Collection[str] = (), always: bool = False, **changes: Any) -> Outcome:
     """Run one seed. A broken promise, or an exception in a core, becomes the outcome's `problem`.
 
-    `tail` lines of trace are kept of a problem (of every run with `always`); `about` names the machines whose lines they are, beside
-    what the coordinator decided; nobody: everybody's.
+    `tail` lines of trace are kept of a problem (of every run with `always`); `about` names the machines whose lines they are,
+    beside what the coordinator decided; nobody: everybody's.
     """
     story = Story(seed, **changes)
     problem = ""

@@ -49,6 +49,8 @@ class Weather:
     operator_every_s: float = 0.0
     corrupt: float = 0.0
     """Chance that a result changes on its way back to one member."""
+    rot: float = 0.0
+    """Chance that a vault's bytes change silently after an entry was applied."""
     replay: float = 0.0
     """Chance that a message is followed by one from an earlier session or term."""
     slow: float = 0.0
