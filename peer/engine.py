@@ -823,6 +823,7 @@ class Engine:
         offer = self._offer
         if offer is not None and self.version >= offer.version and not self._suspect:
             self._offer = offer = None
+            self.announced = False  # the coordinator thinks that we are behind: an old StateReady reached it late
         if self._suspect or self.version == NO_VERSION or offer is not None:
             if self.training is not None:
                 self._wrap_up()
