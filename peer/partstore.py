@@ -9,7 +9,7 @@ through `pread` and `pwrite`: on a full file system they fail with an error wher
 `vault` keeps one of these in its directory, `bulk` stores into it and serves from it. All methods may be called from any thread.
 
 The data file of a round that is dropped is kept as `spare` for the next one: taking its memory from the kernel again would cost as
-much as writing the parts.
+much as writing the parts. Not if a thread still writes into it: that would end up in the next round's bytes.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class _Round:
     data: int
     index: int
     end: int = 0
+    users: int = 0
+    """Threads that read or write the data file at this moment, without the lock."""
     parts: dict[bytes, StoredPart] = field(default_factory=dict)
 
 
@@ -83,7 +85,7 @@ class PartStore:
             if digest in files.parts:
                 return
             offset, files.end = files.end, files.end + length
-            data = os.dup(files.data)
+            data = self._use(files)
         try:
             written = 0
             while written < length:
@@ -98,7 +100,7 @@ class PartStore:
                 raise storage_full(self._directory, length, f"part {key.part} of round {key.round}") from error
             raise
         finally:
-            os.close(data)
+            self._leave(files, data)
 
     def find(self, digest: bytes, round_id: int | None = None) -> StoredPart | None:
         """The part with this digest, of this round or of any."""
@@ -114,11 +116,11 @@ class PartStore:
             files = self._rounds.get(stored.key.round)
             if files is None:
                 raise LocalProtocolError(f"round {stored.key.round} is no longer kept")
-            data = os.dup(files.data)
+            data = self._use(files)
         try:
             return os.pread(data, stored.length, stored.offset)
         finally:
-            os.close(data)
+            self._leave(files, data)
 
     def rounds(self) -> frozenset[int]:
         """Rounds of which anything is kept."""
@@ -139,7 +141,10 @@ class PartStore:
             os.close(files.data)
             os.close(files.index)
             self._path(round_id, "index").unlink(missing_ok=True)
-            os.replace(self._path(round_id, "bytes"), self._spare)
+            if files.users:
+                self._path(round_id, "bytes").unlink()
+            else:
+                os.replace(self._path(round_id, "bytes"), self._spare)
 
     def close(self) -> None:
         """Close the files; what is kept stays on disk."""
@@ -148,6 +153,17 @@ class PartStore:
                 os.close(files.data)
                 os.close(files.index)
             self._rounds.clear()
+
+    def _use(self, files: _Round) -> int:
+        """A descriptor of the data file that outlives `drop`; give it to `_leave`. Under the lock."""
+        data = os.dup(files.data)
+        files.users += 1
+        return data
+
+    def _leave(self, files: _Round, data: int) -> None:
+        with self._lock:
+            files.users -= 1
+        os.close(data)
 
     def _path(self, round_id: int, kind: str) -> Path:
         return self._directory / f"{round_id}.{kind}"

@@ -25,19 +25,18 @@ same files. Neighbours: `partstore` keeps the bytes of parts, `bulk` fills it an
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import mmap
 import os
 import shutil
+import stat
 import struct
 import tempfile
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import torch
 
@@ -47,12 +46,11 @@ from shoal.optim.layout import Part
 from shoal.optim.outer import fingerprint, nesterov_step
 from shoal.peer.partstore import PartStore, storage_full
 from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError, ShoalError
+from shoal.protocol.locks import FileLock, LockHeldError
 from shoal.protocol.messages import NO_VERSION, Commit, Decision, Section
 from shoal.protocol.plain import from_plain, to_plain
 
 FORMAT = 1
-BYTES_PER_VALUE = 16
-"""Two halves of shared state and two slots, fp32."""
 
 _MAGIC = int.from_bytes(b"shoalvlt", "little")
 _CONTROL_BYTES = 4096
@@ -78,6 +76,10 @@ _NO_ROUND = -1
 
 class VaultError(ShoalError):
     """A vault cannot be used as asked."""
+
+
+class VaultBusyError(VaultError):
+    """Another daemon has the vault open."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def _root_hash(version: int, layout_hash: bytes) -> hashlib._Hash:
 class Vault:
     """Shared state, slots and log of one peer. One thread at a time may change it; readers need no lock."""
 
-    def __init__(self, directory: Path, lock: IO[bytes] | None) -> None:
+    def __init__(self, directory: Path, lock: FileLock | None) -> None:
         """Map the files of a finished vault. Use `create`, `open` or `attach`."""
         self.directory = directory
         self._lock = lock
@@ -191,13 +193,13 @@ class Vault:
             _write_whole(directory / "vault.json", json.dumps(about).encode())
             return cls(directory, lock)
         except BaseException:
-            lock.close()
+            lock.release()
             raise
 
     @classmethod
     def open(cls, directory: Path, run: str, layout_hash: bytes | None = None) -> Vault:
         """Own the vault that an earlier daemon left here, and finish what it was doing. Raises VaultError when there is none, when
-        it belongs to another run or model, or when another daemon has it open."""
+        it is damaged or belongs to another run or model, and VaultBusyError when another daemon has it open."""
         if not (directory / "vault.json").exists():
             raise VaultError(f"there is no vault in {directory}")
         lock = _own(directory)
@@ -208,8 +210,11 @@ class Vault:
                     f"the vault in {directory} belongs to another run or model", "remove it, or choose another directory"
                 )
             vault._recover()
+        except (LocalProtocolError, RemoteProtocolError, OSError, ValueError, KeyError, TypeError) as error:
+            lock.release()
+            raise VaultError(f"the vault in {directory} is damaged: {error}", "remove it; the state is fetched again") from error
         except BaseException:
-            lock.close()
+            lock.release()
             raise
         return vault
 
@@ -233,7 +238,7 @@ class Vault:
         if remove:
             shutil.rmtree(self.directory, ignore_errors=True)
         if self._lock is not None:
-            self._lock.close()
+            self._lock.release()
             self._lock = None
 
     @property
@@ -462,7 +467,13 @@ class Vault:
                 self._begin_change()
                 halves = (self.theta, self.momentum)
             else:
-                _allocate(self._incoming_path, 8 * self.values)
+                try:
+                    _allocate(self._incoming_path, 8 * self.values)
+                except OSError as error:
+                    self._incoming_path.unlink(missing_ok=True)
+                    if error.errno == errno.ENOSPC:
+                        raise storage_full(self.directory, 8 * self.values, "the state that is fetched") from error
+                    raise
                 whole = _mapped(self._incoming_path, 2 * self.values)
                 halves = (whole[: self.values], whole[self.values :])
             self._incoming = Incoming(version, root, halves, _root_hash(version, self.layout_hash))
@@ -590,6 +601,9 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def _mapped(path: Path, values: int) -> torch.Tensor:
+    """The file as a tensor. Raises VaultError when it is too short, which torch would mend with zeros."""
+    if path.stat().st_size < 4 * values:
+        raise VaultError(f"{path} is cut off", "remove its directory; the state is fetched again")
     return torch.from_file(str(path), shared=True, size=values, dtype=torch.float32)
 
 
@@ -618,14 +632,15 @@ def _read_about(directory: Path) -> dict[str, typing.Any]:
     return dict(about)
 
 
-def _own(directory: Path) -> IO[bytes]:
-    """Hold the vault's lock for as long as the returned file is open. The system lets go when the process dies."""
-    file = open(directory / "lock", "a+b")  # noqa: SIM115 (it stays open as long as the vault does)
+def _own(directory: Path) -> FileLock:
+    """The vault's lock. Anybody may make names in a shared-memory directory: one that somebody else made is not used."""
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or (hasattr(os, "getuid") and found.st_uid != os.getuid()):
+        raise VaultError(f"{directory} is not a directory of this user's", "remove it, and find out who made it")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise VaultError(
-            f"another daemon has the vault in {directory} open", "stop it first, or choose another directory"
-        ) from error
-    return file
+        return FileLock.take(directory / "lock")
+    except LockHeldError as error:
+        raise VaultBusyError(
+            f"another daemon{f' (process {error.holder})' if error.holder else ''} has the vault in {directory} open",
+            "stop it first, or choose another directory",
+        ) from None

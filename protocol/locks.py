@@ -6,12 +6,16 @@ tells, for people, the id of the process that last had it.
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from shoal.protocol.errors import ShoalError
+
+_HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK})
+"""What the systems say of a lock that another process has; anything else (no locks on this file system) is another trouble."""
 
 
 class LockHeldError(ShoalError):
@@ -31,16 +35,17 @@ class FileLock:
 
     @classmethod
     def take(cls, path: Path) -> FileLock:
-        """Take the lock on `path` (made when missing, with its folder) or raise LockHeldError at once."""
+        """Take the lock on `path` (made when missing, with its folder) or raise LockHeldError at once; OSError when it cannot be."""
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = path.open("a+b")
         try:
             _lock(handle)
-        except OSError:
-            handle.seek(0)
-            holder = handle.read(32).decode("ascii", "replace").strip()
-            handle.close()
-            raise LockHeldError(path, holder) from None
+        except OSError as error:
+            with handle:
+                if error.errno not in _HELD:
+                    raise
+                handle.seek(0)
+                raise LockHeldError(path, handle.read(32).decode("ascii", "replace").strip()) from None
         handle.seek(0)
         handle.truncate()
         handle.write(str(os.getpid()).encode())

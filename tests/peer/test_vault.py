@@ -22,7 +22,7 @@ from shoal.optim.outer import fingerprint, nesterov_step
 from shoal.peer import partstore
 from shoal.peer import vault as vault_module
 from shoal.peer.partstore import StorageFullError
-from shoal.peer.vault import Vault, VaultError
+from shoal.peer.vault import Vault, VaultBusyError, VaultError
 from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError
 from shoal.protocol.messages import NO_VERSION, Commit, Decision, PartKey, Section
 
@@ -162,8 +162,52 @@ def test_a_trainer_publishes_into_the_slot_that_nobody_reads(vault: Vault) -> No
 
 
 def test_a_second_daemon_cannot_open_the_vault(vault: Vault) -> None:
-    with pytest.raises(VaultError, match="another daemon"):
+    with pytest.raises(VaultBusyError, match=rf"another daemon \(process {os.getpid()}\) has the vault"):
         Vault.open(vault.directory, RUN)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("vault.json", b"{"),
+        ("vault.json", b'{"format": 1}'),
+        ("control", b"short"),
+        ("theta.f32", b"\x00" * (4 * VALUES - 1)),
+        ("entries/1.json", b"[]"),
+        ("parts/101.index", b""),
+    ],
+)
+def test_a_damaged_vault_is_an_error_that_names_it_and_never_a_state_of_zeros(tmp_path: Path, name: str, content: bytes) -> None:
+    vault = make(tmp_path / "vault")
+    commit = entry(vault, 1)
+
+    def stop(step: str) -> None:
+        if step == "applying":
+            raise InterruptedError
+
+    vault.observe = stop
+    with pytest.raises(InterruptedError):
+        vault.apply(commit, (True,) * 3, INT8)
+    vault.close()
+    (tmp_path / "vault" / name).write_bytes(content)
+    with pytest.raises(VaultError, match=str(tmp_path / "vault")):
+        Vault.open(tmp_path / "vault", RUN)
+    Vault.create(tmp_path / "vault", RUN, VALUES, LAYOUT, PARTS).close(remove=True)
+
+
+def test_a_directory_that_is_not_this_users_own_is_not_used_and_nothing_in_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter").write_text("dear")
+    (tmp_path / "vault").symlink_to(tmp_path / "home")
+    with pytest.raises(VaultError, match="not a directory of this user's"):
+        Vault.create(tmp_path / "vault", RUN, VALUES, LAYOUT, PARTS)
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["letter"]
+    somebody = os.getuid() + 1
+    monkeypatch.setattr(vault_module.os, "getuid", lambda: somebody)
+    with pytest.raises(VaultError, match="not a directory of this user's"):
+        Vault.create(tmp_path / "home", RUN, VALUES, LAYOUT, PARTS)
 
 
 def test_a_vault_of_another_run_or_model_is_refused(tmp_path: Path) -> None:
@@ -270,6 +314,29 @@ def test_the_memory_of_a_dropped_round_serves_the_next_one_and_its_bytes_are_nev
     again.close()
 
 
+def test_bytes_that_are_still_being_written_when_their_round_is_dropped_do_not_end_up_in_the_next_round(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, write = vault.store, os.pwrite
+    late, early = PartKey(1, Section.PARAMETERS, 0), PartKey(2, Section.PARAMETERS, 0)
+
+    def overtaken(descriptor: int, data: memoryview, offset: int) -> int:
+        monkeypatch.setattr(partstore.os, "pwrite", write)
+        store.drop(1)
+        store.put(early, b"b" * 32, b"round 2")
+        return write(descriptor, data, offset)
+
+    store.put(PartKey(1, Section.PARAMETERS, 1), b"c" * 32, b"")
+    monkeypatch.setattr(partstore.os, "pwrite", overtaken)
+    store.put(late, b"a" * 32, b"round 1")
+    assert store.find(b"a" * 32) is None
+    stored = store.find(b"b" * 32)
+    assert stored is not None
+    assert store.read(stored) == b"round 2"
+    store.drop(2)
+    assert [path.name for path in (vault.directory / "parts").iterdir()] == ["spare"]
+
+
 # --- a state from elsewhere -----------------------------------------------------------------------------------------------------
 
 
@@ -293,6 +360,17 @@ def test_a_fetched_state_is_installed_when_it_is_whole_and_has_its_root(tmp_path
     assert vault.root() == root == fingerprint(5, LAYOUT, vault.theta, vault.momentum)
     assert not (vault.directory / "incoming.f32").exists()
     vault.close(remove=True)
+
+
+def test_a_full_file_system_while_a_state_is_fetched_is_the_same_error(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, start: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(vault_module.os, "posix_fallocate", full)
+    with pytest.raises(StorageFullError, match="the state that is fetched"):
+        vault.incoming(5, b"r" * 32)
+    assert not (vault.directory / "incoming.f32").exists()
+    assert vault.version == 0
 
 
 def test_a_fetched_state_with_another_root_is_forgotten_and_the_old_state_stays(vault: Vault) -> None:
