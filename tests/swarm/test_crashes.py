@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from shoal.coordinator.records import FingerprintAgreed, Record, RoundCommitted
+from shoal.coordinator.records import FingerprintAgreed, RoundCommitted
 from shoal.localswarm import LocalSwarm
 from tests.swarm.toyswarm import Swarms, finish, journal_of, members, same_models, status, toy_spec, working
 
@@ -36,13 +36,16 @@ def stop(swarm: LocalSwarm) -> None:
     swarm.ask(Stop())
 
 
-def assert_nothing_was_lost(records: list[Record]) -> None:
-    """Versions follow each other, each was made from the one before, and all who looked saw the same bytes."""
+def assert_nothing_was_lost(swarm: LocalSwarm) -> None:
+    """Versions follow each other, each was made from the one before, and nobody ever held other bytes than the others."""
+    records = journal_of(swarm)
     committed = [record for record in records if isinstance(record, RoundCommitted)]
     assert [(record.base, record.version) for record in committed] == [(v, v + 1) for v in range(len(committed))]
     agreed = [record for record in records if isinstance(record, FingerprintAgreed)]
-    assert agreed
-    assert not [record for record in agreed if record.flagged or record.votes != record.voters]
+    assert len(agreed) > 1
+    assert not [record for record in agreed if record.flagged]
+    assert swarm.coordinator is not None
+    assert "differs from the others" not in swarm.coordinator.log.read_text()
 
 
 def test_a_killed_peer_costs_the_others_seconds_and_comes_back_with_its_identity(swarms: Swarms) -> None:
@@ -58,7 +61,7 @@ def test_a_killed_peer_costs_the_others_seconds_and_comes_back_with_its_identity
     assert {member.name: member.peer for member in members(swarm)} == identities
     stop(swarm)
     assert same_models(finish(swarm))
-    assert_nothing_was_lost(journal_of(swarm))
+    assert_nothing_was_lost(swarm)
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.37], ids=["at once", "a little later"])
@@ -74,7 +77,7 @@ def test_a_killed_coordinator_continues_the_same_run_at_the_same_version(swarms:
     assert status(swarm).term == before.term + 1
     stop(swarm)
     assert same_models(finish(swarm))
-    assert_nothing_was_lost(journal_of(swarm))
+    assert_nothing_was_lost(swarm)
 
 
 def test_a_killed_trainer_is_started_again_and_the_peer_stays_a_member(swarms: Swarms) -> None:
@@ -88,7 +91,7 @@ def test_a_killed_trainer_is_started_again_and_the_peer_stays_a_member(swarms: S
     assert {member.name: member.session for member in members(swarm)} == sessions
     stop(swarm)
     assert same_models(finish(swarm))
-    assert_nothing_was_lost(journal_of(swarm))
+    assert_nothing_was_lost(swarm)
 
 
 def test_all_peers_killed_at_once_come_back_to_the_same_state(swarms: Swarms) -> None:
@@ -101,9 +104,7 @@ def test_all_peers_killed_at_once_come_back_to_the_same_state(swarms: Swarms) ->
     swarm.wait_for(lambda: status(swarm).version >= before + 2, SETTLE_S, "rounds to go on")
     stop(swarm)
     assert same_models(finish(swarm))
-    records = journal_of(swarm)
-    assert_nothing_was_lost(records)
-    assert len([record for record in records if isinstance(record, RoundCommitted)]) >= before + 2
+    assert_nothing_was_lost(swarm)
 
 
 def test_coordinator_and_all_peers_killed_together_continue(swarms: Swarms) -> None:
@@ -119,7 +120,7 @@ def test_coordinator_and_all_peers_killed_together_continue(swarms: Swarms) -> N
     swarm.wait_for(lambda: status(swarm).version >= before + 2, SETTLE_S, "rounds to go on")
     stop(swarm)
     assert same_models(finish(swarm))
-    assert_nothing_was_lost(journal_of(swarm))
+    assert_nothing_was_lost(swarm)
 
 
 def test_a_frozen_peer_is_given_up_and_finds_back_when_it_thaws(swarms: Swarms) -> None:
@@ -132,7 +133,7 @@ def test_a_frozen_peer_is_given_up_and_finds_back_when_it_thaws(swarms: Swarms) 
     swarm.wait_for(lambda: "ben" in working(swarm), SETTLE_S, "ben's new work to be committed")
     stop(swarm)
     assert same_models(finish(swarm))
-    assert_nothing_was_lost(journal_of(swarm))
+    assert_nothing_was_lost(swarm)
 
 
 def test_ctrl_c_leaves_at_once_says_goodbye_and_leaves_nothing(swarms: Swarms) -> None:

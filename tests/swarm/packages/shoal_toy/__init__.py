@@ -2,7 +2,8 @@
 
 `w` is 8 ones. With plain SGD of rate 1 and one inner step per round a peer ends a round at w - d, where d is its own
 SHOAL_TOY_D, so that its pseudo-gradient is d. `v`, as long as the run spec's `model.ffn`, moves by d times a ramp, a different
-value per element. With SHOAL_TOY_STEP_S a step takes so many seconds, so that a test can hit a round in the middle.
+value per element. With SHOAL_TOY_STEP_S a step takes so many seconds, so that a test can hit a round in the middle. Both may be
+lists, "0.2,0.1": one value per step of the process, the last one for all that follow.
 """
 
 from __future__ import annotations
@@ -35,22 +36,28 @@ class ToyTask:
 
     def __init__(self, spec: RunSpec) -> None:
         self.module = Toy(spec.model.ffn)
-        self._d = float(os.environ.get("SHOAL_TOY_D", "0.2"))
-        self._step_s = float(os.environ.get("SHOAL_TOY_STEP_S", "0"))
+        self._d = [float(d) for d in os.environ.get("SHOAL_TOY_D", "0.2").split(",")]
+        self._step_s = [float(s) for s in os.environ.get("SHOAL_TOY_STEP_S", "0").split(",")]
 
     def loss(self, samples: Tensor) -> tuple[Tensor, int]:
-        time.sleep(self._step_s)
+        time.sleep(_next(self._step_s))
         targets = samples[:, 1:].numel()
         total = self.module.w.sum()
         if self.module.v is not None:
             total = total + (self.module.v * self.module.ramp).sum()
-        return total * self._d * targets, targets
+        d = _next(self._d) if torch.is_grad_enabled() else self._d[0]
+        return total * d * targets, targets
 
     def logits(self, tokens: Tensor) -> Tensor:
         return torch.zeros(*tokens.shape, 256)
 
     def config(self) -> dict[str, object]:
         return {"model_type": "toy"}
+
+
+def _next(values: list[float]) -> float:
+    """The value of this step; the last one stays."""
+    return values.pop(0) if len(values) > 1 else values[0]
 
 
 def task(spec: RunSpec) -> ToyTask:
