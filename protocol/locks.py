@@ -35,7 +35,7 @@ class FileLock:
 
     @classmethod
     def take(cls, path: Path) -> FileLock:
-        """Take the lock on `path` (made when missing, with its folder) or raise LockHeldError at once; OSError when it cannot be."""
+        """Take the lock on `path` (made when missing, with its folder) or raise LockHeldError at once, or OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = path.open("a+b")
         try:
