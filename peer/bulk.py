@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, NoReturn
 
 import grpc
@@ -79,6 +80,10 @@ BulkEffect = (
 """What `BulkPlane.perform` performs; everything else is the daemon's."""
 
 _PARTS_FETCHED_AT_ONCE = 8
+_CHANNELS_KEPT = 256
+"""Connections to other peers; a plan has 64 reducers at most. Beyond that the one used longest ago is given up."""
+_RETIRED_S = 600.0
+"""How long calls on a channel that was replaced may go on; a round does not take longer by default."""
 _ROUNDS_REMEMBERED = 1024
 _STOP_GRACE_S = 0.5
 
@@ -102,7 +107,7 @@ class BulkPlane:
         self._emit = emit
         self._limits = limits or Limits()
         self._server: grpc.aio.Server | None = None
-        self._channels: dict[Contact, grpc.aio.Channel] = {}
+        self._channels: OrderedDict[PeerId, tuple[str, tls.Credential, grpc.aio.Channel]] = OrderedDict()
         self._tools: Tools | None = None
         self._reducer: Reducer | None = None
         self._frozen: FrozenStates | None = None
@@ -130,8 +135,8 @@ class BulkPlane:
         self._server = channels.new_server(Kind.BULK)
         served = (
             services.REDUCE.serve(self._serve_reduce),
-            services.FETCH_PART.serve(self._serve_part),
-            services.FETCH_STATE.serve(self._serve_state),
+            services.FETCH_PART.serve(self._serve_part, self._limits.progress_s),
+            services.FETCH_STATE.serve(self._serve_state, self._limits.progress_s),
             services.PING.serve(self._serve_ping),
         )
         self._server.add_generic_rpc_handlers(services.handlers(*served))
@@ -180,7 +185,7 @@ class BulkPlane:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(_STOP_GRACE_S)
-        for channel in self._channels.values():
+        for _, _, channel in self._channels.values():
             await channel.close()
         self._channels.clear()
         if self.broken.done() and not self.broken.cancelled():
@@ -381,12 +386,16 @@ class BulkPlane:
     # --- serving ----------------------------------------------------------------------------------------------------------------
 
     async def _caller(self, context: Any) -> PeerId:
-        """Who calls, by certificate; refuses whoever is no peer of this run."""
+        """Who calls, by certificate; refuses whoever is no peer of this run, or is one no more: gRPC looked at the certificate's
+        dates when the connection was made, which may be days ago."""
         try:
-            peer, rights = tls.peer_of(context)
+            caller = tls.caller_of(context)
         except IdentityError as error:
             await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
-        if "peer" not in rights:
+        peer = caller.peer
+        if caller.expires_at.timestamp() <= time.time():
+            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, f"the certificate of {peer} expired")
+        if "peer" not in caller.rights:
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, f"{peer} is no peer of this run")
         if peer in self._banned:
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, f"{peer} is banned from this run")
@@ -433,7 +442,7 @@ class BulkPlane:
             await self._refuse(context, grpc.StatusCode.NOT_FOUND, f"round {round_id} is over")
         return self._rounds[round_id]
 
-    async def _serve_part(self, request: PartRequest, context: Any) -> AsyncIterator[bytes]:
+    async def _serve_part(self, request: PartRequest, context: Any) -> AsyncGenerator[bytes]:
         await self._caller(context)
         tools = self._tools
         if request.run != self._run or tools is None or not self._serving:
@@ -448,7 +457,7 @@ class BulkPlane:
         for start in range(0, len(payload), channels.CHUNK_BYTES):
             yield payload[start : start + channels.CHUNK_BYTES]
 
-    async def _serve_state(self, request: StateRequest, context: Any) -> AsyncIterator[bytes]:
+    async def _serve_state(self, request: StateRequest, context: Any) -> AsyncGenerator[bytes]:
         await self._caller(context)
         if request.run != self._run or self._frozen is None or not self._serving:
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "this peer serves no state of that run now")
@@ -487,11 +496,25 @@ class BulkPlane:
         return self._reducer
 
     def _channel(self, contact: Contact) -> grpc.aio.Channel:
-        channel = self._channels.get(contact)
-        if channel is None:
-            credentials = tls.client_credentials(self._credential())
-            channel = self._channels[contact] = channels.open_channel(Kind.BULK, contact.address, credentials, contact.peer)
-        return channel
+        """The connection to a peer, where it is now and with the certificate that we have now."""
+        address, credential = contact.address, self._credential()
+        known = self._channels.get(contact.peer)
+        if known is None or known[:2] != (address, credential):
+            opened = channels.open_channel(Kind.BULK, address, tls.client_credentials(credential), contact.peer)
+            if known is not None:
+                self._spawn(self._retire(known[2]))
+            known = self._channels[contact.peer] = (address, credential, opened)
+            if len(self._channels) > _CHANNELS_KEPT:
+                self._spawn(self._retire(self._channels.popitem(last=False)[1][2]))
+        self._channels.move_to_end(contact.peer)
+        return known[2]
+
+    async def _retire(self, channel: grpc.aio.Channel) -> None:
+        """Close a channel that gets no new calls, when those on it are over."""
+        try:
+            await asyncio.sleep(_RETIRED_S)
+        finally:
+            await channel.close()
 
     def _on_state(self, work: Callable[..., Callable[[], None] | None], *args: Any) -> None:
         """Put work on whole states in line, now; what it returns is called on the event loop."""
@@ -546,5 +569,8 @@ async def _steadily(call: Any, progress_s: float) -> AsyncIterator[bytes]:
             if task is not None and task.cancelling():
                 raise
             raise RemoteProtocolError("the call was cancelled") from None
+        if not message:
+            call.cancel()
+            raise RemoteProtocolError("an empty message, which is no progress")
         count += 1
         yield message

@@ -99,8 +99,10 @@ class Exchange:
         self.sent_bytes = 0
         self.received_bytes = 0
         self._owners: dict[PartKey, PeerId] = {}
+        self._own_parts: set[PartKey] = set()
         self._allowance = 0
         self._arrived: dict[PeerId, set[PartKey]] = {}
+        self._arrived_planned: Counter[PeerId] = Counter()
         self._held: dict[tuple[PartKey, PeerId], memoryview] = {}
         self._held_bytes: Counter[PeerId] = Counter()
         self._returned: dict[PeerId, list[PartKey]] = {}
@@ -138,8 +140,9 @@ class Exchange:
         for share in plan.shares:
             for part in range(share.start, share.stop):
                 self._owners[PartKey(plan.round, share.section, part, share.attempt)] = share.reducer.peer
-        sizes = (self.spans(key) for key, owner in self._owners.items() if owner == self.tools.me)
-        self._allowance = sum(self.tools.send_codec.encoded_size(spans) for spans in sizes if spans)
+        self._own_parts = {key for key, owner in self._owners.items() if owner == self.tools.me}
+        self._allowance = sum(self.tools.send_codec.encoded_size(spans) for key in self._own_parts if (spans := self.spans(key)))
+        self._arrived_planned = Counter({peer: len(keys & self._own_parts) for peer, keys in self._arrived.items()})
 
     def spans(self, key: PartKey) -> tuple[int, ...]:
         """The spans of a part; none when the layout has no such part."""
@@ -199,9 +202,9 @@ class Exchange:
         me = self.tools.me
         while self._own:
             key = self._own.popleft()
-            if key in self._arrived.setdefault(me, set()):
+            if key in self._arrived.get(me, ()):
                 continue
-            self._arrived[me].add(key)
+            self._arrives(key, me)
             try:
                 payload = await self.tools.workers.part(self.encode, key)
             except CodecError as error:
@@ -213,10 +216,11 @@ class Exchange:
 
     def missing(self, peer: PeerId) -> int:
         """How many of the planned parts that this peer reduces a contributor has not sent."""
-        if not self.weights.get(peer):
-            return 0
-        here = self._arrived.get(peer, set())
-        return sum(owner == self.tools.me and key not in here for key, owner in self._owners.items())
+        return len(self._own_parts) - self._arrived_planned[peer] if self.weights.get(peer) else 0
+
+    def _arrives(self, key: PartKey, peer: PeerId) -> None:
+        self._arrived.setdefault(peer, set()).add(key)
+        self._arrived_planned[peer] += key in self._own_parts
 
     def crowded(self, peer: PeerId) -> bool:
         """Whether as much of a contributor's waits here as may."""
@@ -245,7 +249,7 @@ class Exchange:
         if reason := self.refusal(header, payload, peer):
             self.tools.dropped[reason] += 1
             return
-        self._arrived.setdefault(peer, set()).add(header.key)
+        self._arrives(header.key, peer)
         # A task of the round's, not of the stream's: what arrived counts even if its stream breaks at this moment.
         await asyncio.shield(self.spawn(self._check(header.key, peer, payload)))
 
@@ -324,8 +328,17 @@ class Exchange:
 
     # --- as collector -----------------------------------------------------------------------------------------------------------
 
-    def unwanted(self, header: FrameHeader, payload: memoryview, reducer: PeerId) -> str:
-        """Why a final part is not taken, or ""."""
+    def expects(self, header: FrameHeader, payload: memoryview, reducer: PeerId) -> bool:
+        """Whether to `collect` a final part that came in, which then counts as being here; what is not wanted is counted."""
+        if reason := self._unwanted(header, payload, reducer):
+            self.tools.dropped[reason] += 1
+            return False
+        if header.key not in self._owners:
+            self._unplanned[reducer] += 1
+        self.results[header.key] = b""
+        return True
+
+    def _unwanted(self, header: FrameHeader, payload: memoryview, reducer: PeerId) -> str:
         if unlike := self.mismatch(header):
             return f"result of another {unlike}"
         if not (spans := self.spans(header.key)):
@@ -336,17 +349,11 @@ class Exchange:
             return "result that was here already"
         owner = self._owners.get(header.key)
         if owner is None and header.attempt:
-            self._unplanned[reducer] += 1
-            return "more results than there are parts" if self._unplanned[reducer] > len(self.tools.vault.parts) else ""
+            return "more results than there are parts" if self._unplanned[reducer] >= len(self.tools.vault.parts) else ""
         return "" if owner == reducer else "result from a peer that does not reduce the part"
 
-    async def collect(self, header: FrameHeader, payload: memoryview, reducer: PeerId) -> None:
-        """A final part came in: hash it, keep it, say so."""
-        if reason := self.unwanted(header, payload, reducer):
-            self.tools.dropped[reason] += 1
-            return
-        key = header.key
-        self.results[key] = b""
+    async def collect(self, key: PartKey, payload: memoryview) -> None:
+        """Hash a final part, keep it, say so."""
         self.results[key] = digest = await self.tools.workers.part(store_part, self.tools.vault, key, payload)
         if not self.over:
             self.tools.emit(ResultArrived(key, digest))
@@ -472,15 +479,17 @@ class Outbound:
                 frame = await call.read()
             if frame is _EOF:
                 return
-            self._moved = True
             exchange.received_bytes += len(frame)
             try:
                 header, payload = frames.decode(frame)
             except RemoteProtocolError as error:
                 exchange.tools.dropped["malformed frame"] += 1
                 raise _BrokenError(f"stream to the reducer: {error}") from error
+            if not exchange.expects(header, payload, self._reducer):
+                continue
+            self._moved = True
             await in_hand.acquire()
-            task = exchange.spawn(exchange.collect(header, payload, self._reducer))
+            task = exchange.spawn(exchange.collect(header.key, payload))
             task.add_done_callback(lambda _: in_hand.release())
 
 
@@ -513,29 +522,32 @@ class Inbound:
 
     async def serve(self) -> None:
         """Read contributions and write results until the round is over or the stream breaks."""
-        exchange, reason = self._exchange, "the stream was closed"
+        exchange, reason, code = self._exchange, "the stream was closed", None
         exchange.attach(self._peer, self)
         tasks = [asyncio.ensure_future(work) for work in (self._read(), self._write(), self._ended.wait())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                task.result()
+                if not task.cancelled():  # the round ended while a contribution was being checked
+                    task.result()
         except TimeoutError:
             missing, limit_s = exchange.missing(self._peer), exchange.tools.limits.progress_s
             reason = f"no progress within {limit_s:g} s, {missing} parts missing, {len(self._outbox)} results not taken"
             exchange.tools.emit(StreamFailed(exchange.plan.round, self._peer, reason))
-            exchange.inbound.pop(self._peer, None)
-            await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
+            if exchange.inbound.get(self._peer) is self:
+                del exchange.inbound[self._peer]
+            code = grpc.StatusCode.DEADLINE_EXCEEDED
         except RemoteProtocolError as error:
             exchange.tools.dropped["malformed frame"] += 1
-            reason = str(error)
-            await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
+            reason, code = str(error), grpc.StatusCode.INVALID_ARGUMENT
         except (grpc.RpcError, grpc.aio.BaseError) as error:
             reason = f"the stream broke: {error}"
         finally:
             for task in tasks:
                 task.cancel()
             exchange.detach(self._peer, self, reason)
+        if code is not None:  # last, because it waits until the other end reads
+            await self._context.abort(code, reason)
 
     async def _read(self) -> None:
         exchange, limits = self._exchange, self._exchange.tools.limits

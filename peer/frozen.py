@@ -63,7 +63,7 @@ class FrozenStates:
             yield frozen
         finally:
             frozen.readers -= 1
-            if frozen.readers == 0:
+            if frozen.readers == 0 and self._copies.get(frozen.version) is frozen:
                 self._copies.pop(frozen.version, None)
 
     async def _find(self, version: int, root: bytes) -> Frozen:

@@ -3,7 +3,8 @@
 Rule 1: the value is a function of the contributions alone. The sum starts at 0, each contribution is one `decode_add` with its
 weight, in fp32, and everybody, the reducer included, uses what the encoded result decodes to.
 Rule 2: memory is bounded. A contribution waits encoded (about a byte per value); a sum (4 bytes per value) exists only while a part
-is being added up, and at most `open_limit` sums exist at once. Beyond that, additions wait for a part to close; closing does not.
+is being added up, and at most `open_limit` sums exist at once. Beyond that, additions wait for a part to close; a part of which
+everything is here has a few places more, so that sums that wait for others never keep it from closing.
 
 Neighbours: `bulk` receives contributions and asks for additions as the engine decides; `compression.codec` does the arithmetic.
 """
@@ -27,6 +28,9 @@ from shoal.protocol.messages import PartKey, PeerId
 
 OPEN_SUMS = 16
 """Sums that exist at once: 64 MiB at 1 Mi values per part."""
+
+CLOSING_SUMS = 2
+"""Further sums, of parts that need nothing more to close."""
 
 
 class Addition(NamedTuple):
@@ -83,6 +87,7 @@ class Reducer:
         self._sums: dict[PartKey, _Sum] = {}
         self._open = 0
         self._waiting: deque[_Sum] = deque()
+        self._waiting_to_close: deque[_Sum] = deque()
         self._spare: list[torch.Tensor] = []
 
     @property
@@ -119,9 +124,10 @@ class Reducer:
         if part.running or not part.todo:
             return
         if part.memory is None:
-            if self._open >= self._open_limit and not part.closing:
-                if part not in self._waiting:
-                    self._waiting.append(part)
+            queue, limit = (self._waiting_to_close, CLOSING_SUMS) if part.closing else (self._waiting, 0)
+            if self._open >= self._open_limit + limit:
+                if part not in queue:
+                    queue.append(part)
                 return
             self._open += 1
             size = sum(part.spans)
@@ -171,5 +177,7 @@ class Reducer:
             if len(self._spare) < self._open_limit:
                 self._spare.append(part.memory)
             part.memory = None
+        while self._waiting_to_close and self._open < self._open_limit + CLOSING_SUMS:
+            self._pump(self._waiting_to_close.popleft())
         while self._waiting and self._open < self._open_limit:
             self._pump(self._waiting.popleft())

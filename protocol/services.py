@@ -14,7 +14,9 @@ Serving: `handlers(ENROL.serve(enrol))` gives generic handlers for `server.add_g
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -79,17 +81,23 @@ class DownloadMethod(Generic[Request]):
         """The running call: iterate over it for `bytes`, `cancel()` it to stop."""
         return _raw(channel).unary_stream(self.path)(self.pack_request(request), timeout=timeout_s)
 
-    def serve(self, behaviour: Callable[[Request, Any], AsyncIterator[bytes]]) -> Served:
-        """A handler that refuses malformed requests (INVALID_ARGUMENT) before `behaviour` is asked."""
+    def serve(self, behaviour: Callable[[Request, Any], AsyncGenerator[bytes]], progress_s: float) -> Served:
+        """A handler that refuses malformed requests (INVALID_ARGUMENT) before `behaviour` is asked, and ends a download of which
+        nothing is taken for `progress_s` (DEADLINE_EXCEEDED), so that whoever stops reading holds nothing here."""
 
-        async def answer(data: bytes, context: Any) -> AsyncIterator[bytes]:
+        async def answer(data: bytes, context: Any) -> None:
             try:
                 request = self.unpack_request(data)
             except RemoteProtocolError as error:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
                 return
-            async for chunk in behaviour(request, context):
-                yield chunk
+            try:
+                async with aclosing(behaviour(request, context)) as chunks:
+                    async for chunk in chunks:
+                        async with asyncio.timeout(progress_s):
+                            await context.write(chunk)
+            except TimeoutError:  # the status, too, waits until somebody reads or the connection ends; but nothing else does
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"nothing was taken for {progress_s:g} s")
 
         return Served(self.path, grpc.unary_stream_rpc_method_handler(answer))
 

@@ -104,9 +104,3 @@ def caller_of(context: Any) -> Caller:
     if len(certificates) != 1:
         raise IdentityError("the caller shows no certificate")
     return read_certificate(certificates[0])
-
-
-def peer_of(context: Any) -> tuple[PeerId, frozenset[str]]:
-    """Name and rights of who is at the other end. Raises IdentityError."""
-    caller = caller_of(context)
-    return caller.peer, caller.rights

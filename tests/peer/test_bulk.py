@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -19,12 +20,13 @@ import torch
 from shoal.compression.codec import Codec, codec
 from shoal.optim.layout import Part
 from shoal.optim.outer import nesterov_step
+from shoal.peer import bulk
 from shoal.peer import events as ev
 from shoal.peer.exchange import Limits
 from shoal.protocol import channels, frames, services, tls
 from shoal.protocol.authority import Authority
 from shoal.protocol.channels import Kind
-from shoal.protocol.errors import LocalProtocolError
+from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError
 from shoal.protocol.frames import FrameHeader
 from shoal.protocol.messages import Commit, Contact, Decision, PartKey, Section, Share
 from shoal.protocol.transfers import PartRequest, Ping, StateRequest
@@ -282,6 +284,45 @@ async def test_who_is_no_member_of_the_round_or_no_peer_of_the_run_is_refused(sw
     await channel.close()
 
 
+async def test_a_certificate_that_expired_since_the_connection_was_made_opens_nothing(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, other = await swarm(2)
+    channel, call = await raw_stream(other, peer)
+    call.cancel()
+    assert (await services.PING.call(channel, Ping(RUN), timeout_s=5)).peer == peer.me
+    ends = other.plane._credential().owner.expires_at.timestamp()
+    monkeypatch.setattr(bulk, "time", SimpleNamespace(time=lambda: ends))
+    with pytest.raises(grpc.aio.AioRpcError, match="expired") as caught:
+        await services.PING.call(channel, Ping(RUN), timeout_s=5)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    await channel.close()
+
+
+async def test_a_renewed_certificate_and_a_moved_peer_get_new_connections_and_the_old_ones_are_closed(
+    swarm: Swarm, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "_RETIRED_S", 0.0)
+    (holder,) = await swarm(1)
+    mine = [credential(authority)]
+    plane = bulk.BulkPlane(RUN, lambda: mine[-1], holder.workers, lambda event: None)
+    first = plane._channel(holder.contact)
+    assert plane._channel(holder.contact) is first
+    mine.append(replace(mine[0], certificate=mine[0].certificate + b"\n"))
+    second = plane._channel(holder.contact)
+    third = plane._channel(replace(holder.contact, address="127.0.0.1:1"))
+    assert len({id(first), id(second), id(third)}) == 3
+    async with asyncio.timeout(5):
+        while plane._tasks:
+            await asyncio.sleep(0)
+    for closed in (first, second):
+        assert closed.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+    monkeypatch.setattr(bulk, "_CHANNELS_KEPT", 1)
+    plane._channel(Contact("f" * 32, holder.address))
+    assert list(plane._channels) == ["f" * 32]
+    await plane.close()
+
+
 async def test_a_ping_says_who_answers(swarm: Swarm) -> None:
     (peer, other) = await swarm(2)
     channel, call = await raw_stream(other, peer)
@@ -353,6 +394,48 @@ async def test_a_peer_that_nobody_can_reach_is_reported(swarm: Swarm) -> None:
     assert "unavailable" in failed.reason
 
 
+async def test_a_reducer_that_only_talks_nonsense_is_reported_like_one_that_is_silent(
+    swarm: Swarm, tmp_path: Path, authority: Authority
+) -> None:
+    (peer,) = await swarm(1, limits=QUICK)
+    mad = ScriptedPeer(tmp_path / "mad", credential(authority), (INT8, INT8))
+
+    async def nonsense(_: Any, context: Any) -> None:
+        await context.read()
+        await context.write(frame(1, 0, b"of another size", 0))
+        await context.write(b"junk")
+        await asyncio.Event().wait()
+
+    mad.plane._serve_reduce = nonsense  # type: ignore[method-assign]
+    await mad.start(PARTS, theta0())
+    publish([peer])
+    peer.begin(plan_for([peer, mad], 1, (1, 1)))
+    failed = await peer.wait_for(ev.StreamFailed, limit_s=5)
+    assert isinstance(failed, ev.StreamFailed)
+    assert failed.peer == mad.me
+    await mad.stop()
+
+
+async def test_a_donor_that_sends_nothing_for_ever_is_left() -> None:
+    class Call:
+        cancelled = False
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"some"
+            while True:
+                yield b""
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+    call = Call()
+    messages = bulk._steadily(call, 5.0)
+    assert await anext(messages) == b"some"
+    with pytest.raises(RemoteProtocolError, match="no progress"):
+        await anext(messages)
+    assert call.cancelled
+
+
 @pytest.mark.parametrize("address", ["", "unix:/tmp/socket", "nowhere"])
 async def test_a_reducer_with_an_address_that_is_none_is_reported(swarm: Swarm, address: str) -> None:
     (peer, other) = await swarm(2, limits=QUICK)
@@ -371,7 +454,7 @@ async def test_a_broken_stream_is_opened_again_and_the_round_ends_as_if_nothing_
     for peer in peers[:2]:
         peer.begin(plan)
     await peers[0].until(lambda: peers[1].me in peers[0].plane._rounds[1].inbound)
-    await peers[1].plane._channels.pop(peers[0].contact).close()
+    await peers[1].plane._channels.pop(peers[0].me)[2].close()
     peers[2].begin(plan)
     await asyncio.gather(*(peer.collected() for peer in peers))
     commit = commit_of(peers, plan, 1)

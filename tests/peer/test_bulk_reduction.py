@@ -12,7 +12,7 @@ import torch
 
 from shoal.compression.codec import Codec, CodecError, codec
 from shoal.peer.partstore import PartStore
-from shoal.peer.reduction import Addition, Reduced, Reducer
+from shoal.peer.reduction import CLOSING_SUMS, Addition, Reduced, Reducer
 from shoal.peer.workers import MALLOC_ENVIRONMENT, Workers, malloc_environment, part_threads
 from shoal.protocol.errors import LocalProtocolError
 from shoal.protocol.messages import PartKey, Section
@@ -104,6 +104,7 @@ async def test_sums_beyond_the_limit_wait_encoded_and_all_parts_close(workers: W
     for part in reversed(range(10)):
         reducer.add(key(part), SPANS, store, addition(3, 1))
         reducer.close(key(part), SPANS, store, 2.0)
+        assert reducer.open_sums <= 2 + CLOSING_SUMS
     await said.heard(10)
     assert reducer.open_sums == 0
     for part in range(10):

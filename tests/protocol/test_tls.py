@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from shoal.protocol.channels import Kind, listen, new_server, open_channel
 from shoal.protocol.errors import IdentityError
 from shoal.protocol.identity import Identity
 from shoal.protocol.services import ENROL, FETCH_PART, PING, REDUCE, handlers
-from shoal.protocol.tls import Caller, Credential, caller_of, client_credentials, enrolment_credentials, peer_of, server_credentials
+from shoal.protocol.tls import Caller, Credential, caller_of, client_credentials, enrolment_credentials, server_credentials
 from shoal.protocol.transfers import PartRequest, Ping, Pong
 
 HOUR = datetime.timedelta(hours=1)
@@ -61,7 +62,7 @@ async def serve(authority: Authority, own: Credential, source: Any = None, addre
 
     async def ping(request: Ping, context: Any) -> Pong:
         callers.append(caller_of(context))
-        return Pong(peer_of(context)[0], request.nonce)
+        return Pong(caller_of(context).peer, request.nonce)
 
     server = new_server(Kind.BULK)
     server.add_generic_rpc_handlers(handlers(PING.serve(ping)))
@@ -218,12 +219,12 @@ async def test_bulk_methods_carry_bytes_as_they_are() -> None:
         async for frame in requests:
             yield frame[::-1]
 
-    async def fetch_part(request: PartRequest, context: Any) -> AsyncIterator[bytes]:
+    async def fetch_part(request: PartRequest, context: Any) -> AsyncGenerator[bytes]:
         for piece in range(3):
             yield request.digest[piece : piece + 1] * 5
 
     server = new_server(Kind.BULK)
-    server.add_generic_rpc_handlers(handlers(REDUCE.serve(reduce), FETCH_PART.serve(fetch_part)))
+    server.add_generic_rpc_handlers(handlers(REDUCE.serve(reduce), FETCH_PART.serve(fetch_part, progress_s=5)))
     port = listen(server, "127.0.0.1:0", server_credentials(own))
     await server.start()
     channel = open_channel(Kind.BULK, f"127.0.0.1:{port}", client_credentials(credential(authority)), own.owner.peer)
@@ -240,4 +241,36 @@ async def test_bulk_methods_carry_bytes_as_they_are() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             [chunk async for chunk in raw.unary_stream(FETCH_PART.path)(b"\xff", timeout=5)]
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    await server.stop(0)
+
+
+async def test_a_download_that_nobody_takes_is_ended_and_lets_go_of_what_it_held() -> None:
+    authority = Authority.generate("shoal")
+    own = credential(authority)
+    released = asyncio.Event()
+
+    async def endless(request: PartRequest, context: Any) -> AsyncGenerator[bytes]:
+        try:
+            while True:
+                yield bytes(1 << 20)
+        finally:
+            released.set()
+
+    server = new_server(Kind.BULK)
+    server.add_generic_rpc_handlers(handlers(FETCH_PART.serve(endless, progress_s=0.3)))
+    port = listen(server, "127.0.0.1:0", server_credentials(own))
+    await server.start()
+    channel = open_channel(Kind.BULK, f"127.0.0.1:{port}", client_credentials(credential(authority)), own.owner.peer)
+    async with channel:
+        call = FETCH_PART.open(channel, PartRequest("shoal", bytes(32)))
+        assert len(await call.read()) == 1 << 20
+        async with asyncio.timeout(10):
+            await released.wait()
+
+        async def read_on() -> None:
+            while await call.read() is not grpc.aio.EOF:
+                pass
+
+        with pytest.raises(grpc.aio.AioRpcError, match=r"nothing was taken for 0\.3 s"):
+            await read_on()
     await server.stop(0)
