@@ -2,8 +2,7 @@
 
 A benchmark is a module `bench_*.py` beside this file with `run() -> list[dict]`; each dict is one line of the table, a `Result`.
 The table goes to the terminal, everything also to `.bench/results.json` (results of benchmarks that were not run now are kept from
-the last time, with their date). `--markdown` prints the whole table as docs/benchmarks.md shows it. The exit code is 1 when a goal
-was missed.
+the last time, with their date). `--write` puts the whole table into docs/benchmarks.md. The exit code is 1 when a goal was missed.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+PAGE, PAGE_MARK = ROOT / "docs" / "benchmarks.md", "## The last full run"
 STORE = ROOT / ".bench" / "results.json"
 
 
@@ -122,19 +122,29 @@ def print_table(results: dict[str, dict[str, Any]], console: Console) -> None:
     console.print(table)
 
 
-def print_markdown(results: dict[str, dict[str, Any]]) -> None:
-    print("| benchmark | what | value | unit | goal | met |")
-    print("|---|---|---|---|---|---|")
+def markdown(results: dict[str, dict[str, Any]]) -> str:
+    """The table as a page shows it."""
+    lines = ["| benchmark | what | value | unit | goal | met |", "|---|---|---|---|---|---|"]
     for bench, entry in sorted(results.items()):
         for row in entry["results"]:
             cells = (bench, row["name"], shown(row["value"]), row["unit"], row["goal"], verdict(row["met"]))
-            print("| " + " | ".join(cells) + " |")
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def write_page(results: dict[str, dict[str, Any]]) -> None:
+    """Replaces the table in docs/benchmarks.md, with what it was measured on and when."""
+    measured = sorted({(entry["machine"], entry["commit"], entry["at"][:10]) for entry in results.values()})
+    origin = "\n".join(f"Measured on {machine}, at commit {commit}, {day}." for machine, commit, day in measured)
+    head, _, _ = PAGE.read_text(encoding="utf-8").partition(PAGE_MARK)
+    PAGE.write_text(f"{head.rstrip()}\n\n{PAGE_MARK}\n\n{origin}\n\n{markdown(results)}\n", encoding="utf-8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks")
     parser.add_argument("names", nargs="*", help="which ones; default: all")
     parser.add_argument("--markdown", action="store_true", help="print the stored table, run nothing")
+    parser.add_argument("--write", action="store_true", help="put the stored table into docs/benchmarks.md, run nothing")
     parser.add_argument("--list", action="store_true", help="print the names")
     arguments = parser.parse_args()
     benches = available()
@@ -144,7 +154,10 @@ def main() -> int:
         print("\n".join(benches))
         return 0
     if arguments.markdown:
-        print_markdown(stored)
+        print(markdown(stored))
+        return 0
+    if arguments.write:
+        write_page(stored)
         return 0
     unknown = [name for name in arguments.names if name not in benches]
     if unknown:
