@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.core import Core
@@ -46,8 +46,20 @@ SPIN_LIMIT = 200
 
 def portrait(core: Core) -> dict[str, str]:
     """Everything that a core believes, except when it heard of whom."""
-    found = {**vars(core), **vars(core.ledger)}
-    return {name: re.sub(r"(last_heard|heartbeat)=[^,]+", "", repr(value)) for name, value in found.items() if name not in UNTOLD}
+    return _portrait(core)
+
+
+def _portrait(thing: object) -> dict[str, str]:
+    """By attribute; what is itself made of the coordinator's own parts, in full."""
+    found: dict[str, str] = {}
+    for name, value in vars(thing).items():
+        if name in UNTOLD:
+            continue
+        if type(value).__module__.startswith("shoal.coordinator") and not is_dataclass(value) and hasattr(value, "__dict__"):
+            found |= {f"{name}.{inner}": told for inner, told in _portrait(value).items()}
+        else:
+            found[name] = re.sub(r"(last_heard|heartbeat)=[^,]+", "", repr(value))
+    return found
 
 
 class Meeting:
