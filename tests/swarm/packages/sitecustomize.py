@@ -14,7 +14,7 @@ if _moment:
     _left = int(_count)
     _append = Journal.append
 
-    def _append_and_die(journal, records):  # type: ignore[no-untyped-def]
+    def _append_and_die(journal, records):
         global _left
         _append(journal, records)
         _left -= sum(type(record).__name__ == _kind for record in records)
