@@ -137,6 +137,15 @@ def applies_before_the_commit(hold: Callable[..., None]) -> Callable[..., None]:
     return held
 
 
+def does_not_say_that_it_is_there(catch_up: Callable[..., None]) -> Callable[..., None]:
+    def caught_up(engine: Engine, commits: Any, contacts: Any) -> None:
+        announced = engine.announced
+        catch_up(engine, commits, contacts)
+        engine.announced = announced
+
+    return caught_up
+
+
 def drops_the_drop(fetching: bool) -> Callable[[Callable[..., list[Effect]]], Callable[..., list[Effect]]]:
     """DropPending is left out where a state is fetched, or everywhere else."""
 
@@ -198,6 +207,7 @@ BUGS = (
     Bug("the coordinator ignores the term", lambda: patch.object(Core, "_fits", session_alone_fits)),
     Bug("the coordinator speaks before it has journaled", instead(Core, "_take_effects", says_before_it_journals)),
     Bug("a message about another round is taken for the one in flight", always(Core, "_is_current", True)),
+    Bug("nobody is told that its copy differs", always(Core, "_resync", None), peers=6, weather=Weather(rot=0.03)),
     Bug("anybody may resume any session", always(Core, "_may_resume", True), peers=3, weather=RESTLESS),
     Bug("a peer forgets work that was left out", lambda: patch.object(Engine, "_included", forgets_what_was_left_out)),
     Bug("a peer keeps work that was included", lambda: patch.object(Engine, "_included", keeps_what_was_included)),
@@ -209,6 +219,7 @@ BUGS = (
         instead(Engine, "on", drops_the_drop(fetching=True)),
         weather=UNREACHABLE,
     ),
+    Bug("a peer that was brought forward does not say so", instead(Engine, "_catch_up", does_not_say_that_it_is_there)),
     Bug("contributions are added as they arrive", lambda: patch.object(RoundBook, "next_to_add", adds_in_order_of_arrival)),
     Bug("a copy of a contribution discards the one that waits", always(RoundBook, "waits", False), weather=DOUBLING),
     Bug("the version is raised before the last part", instead(Machine, "_apply_part", raises_the_version_early)),

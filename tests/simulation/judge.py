@@ -560,6 +560,8 @@ class Judge:
         excused = machine.vault.session == NO_SESSION or self.world.weather.freeze_every_s > 0
         if code != 0 and not (excused and "is a member already" in reason):
             self.fail(f"{machine.peer} gives up: {reason}")
+        if code == 0 and self.ended is not None and not machine.exports and not machine.leaving:
+            self.fail(f"the run is over, and {machine.peer} leaves without having written the model: {reason}")
         self.exit_codes[reason] = self.exit_codes.get(reason, 0) + 1
 
 

@@ -215,14 +215,12 @@ class Machine:
         self.stream: SessionStream | None = None
         self.left = False
         """It said goodbye: nobody expects it back."""
-        self.finished = False
-        """It left because the run ended."""
         self.exports = 0
+        self.leaving = False
+        """Its volunteer wants it to leave."""
         self.sample_s = world.random.uniform(0.1, 0.6)
-        self.wants = "up"
         self._crash_in: int | None = None
         self._attempts = 0
-        self._starts = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -257,11 +255,10 @@ class Machine:
         """The volunteer (or their service manager) starts the daemon."""
         if self.engine is not None:
             return
-        self.left = False
+        self.left = self.leaving = False
         self.life += 1
         self._reset()
         self._recover()
-        self._starts += 1
         self.engine = self._make_engine()
         self.world.note(
             self.peer, "starts", f"version {self.vault.version}, session {self.vault.session}, trained {self.vault.trained}"
@@ -908,6 +905,7 @@ class Machine:
 
     def leave(self) -> None:
         """Ctrl-C."""
+        self.leaving = True
         self.feed(LeaveAsked())
 
 
