@@ -119,14 +119,15 @@ class Lines:
         self._last_at = -WAIT_LINE_S
 
     def watch(self, progress: Progress) -> None:
-        """A line when the version moved on, when the phase changed before the first, and every five seconds of a wait; never
-        more than one per second."""
+        """A line when the phase changed before the first version, when the version moved on (once a second at most), and every
+        five seconds of a wait."""
         now = self._now()
         moved = (progress.phase if progress.version <= 0 else "", progress.version)
         long_wait = bool(progress.waiting_for) and progress.waiting_s >= WAIT_LINE_S
         if moved == self._last and not long_wait:
             return
-        if now - self._last_at < (WAIT_LINE_S if moved == self._last else SHORTEST_PAUSE_S):
+        pause_s = WAIT_LINE_S if moved == self._last else SHORTEST_PAUSE_S if progress.version > 0 else 0.0
+        if now - self._last_at < pause_s:
             return
         self._last, self._last_at = moved, now
         text = waiting(progress) if long_wait else "  ".join(f"{name} {value}" for name, value in facts(progress))
