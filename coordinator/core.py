@@ -521,7 +521,7 @@ class Core:
     def _count_votes(self) -> None:
         """Settle what can be settled; whoever voted otherwise resynchronises."""
         for version in self._ballots.versions:
-            verdict = self._ballots.settle(version, {p.session for p in self._roster.active() if p.version >= version})
+            verdict = self._ballots.settle(version, self._electorate(version))
             if verdict is None:
                 continue
             if verdict.flagged:
@@ -529,6 +529,10 @@ class Core:
             self._journal(FingerprintAgreed(version, verdict.root, verdict.votes, verdict.voters, verdict.flagged))
             for session in verdict.differing:
                 self._resync(self._roster[session], version, verdict.root)
+
+    def _electorate(self, version: int) -> set[int]:
+        """Members that hold this version, or will as soon as they have applied what they hold."""
+        return {p.session for p in self._roster.active() if max(p.version, p.promised) >= version}
 
     def _resync(self, presence: Presence, version: int, root: bytes) -> None:
         self._log(f"{self._roster.name(presence.session)} differs from the others at version {version}", "warning")
@@ -837,7 +841,7 @@ class Core:
         message = self._commit_message(record, contacts)
         for presence in self._roster:
             if presence.session in holders:
-                presence.version = record.version
+                presence.promised = record.version
             self._send(presence.session, message)
         if record.committed_tokens >= spec.run.total_tokens and ledger.stopping is None:
             self._journal(RunStopping("", f"all {spec.run.total_tokens} tokens are trained"))

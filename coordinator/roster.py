@@ -36,6 +36,9 @@ class Presence:
     gone_at: float | None = None
     """When the session is lost, unless it comes back."""
     version: int = NO_VERSION
+    """What it said that it holds."""
+    promised: int = NO_VERSION
+    """The newest version whose every part it holds: it gets there by itself, but perhaps not at once."""
     claim: tuple[int, bytes] = (NO_VERSION, b"")
     """Version and fingerprint of the shared state that its Hello spoke of."""
     pending: int = 0

@@ -185,6 +185,7 @@ class Engine:
         """The coordinator said that no other member is left."""
         self._effects: list[Effect] = []
         self._clock = 0.0
+        self._early_plan: Plan | None = None
         self._trainer = False
         self._trainer_started = False
         self._labels: set[int] = set()
@@ -426,7 +427,7 @@ class Engine:
         self.published, self.opened = None, None
         self._wrap_up()
         self._labels.clear()  # what the trainer publishes now belongs to the old membership
-        self.reduction, self._have_at = None, None
+        self.reduction, self._have_at, self._early_plan = None, None, None
         self._emit(DropPending())
 
     def _dismissed(self, said: Dismissed) -> None:
@@ -635,8 +636,11 @@ class Engine:
     # --- the round --------------------------------------------------------------------------------------------------------------
 
     def _plan(self, plan: Plan, now: float) -> None:
-        if plan.term != self.term or plan.base != self.version or self.me.peer not in plan.members or self._suspect:
+        if plan.term != self.term or plan.base < self.version or self.me.peer not in plan.members or self._suspect:
             self.stale += 1
+            return
+        if plan.base > self.version:
+            self._early_plan = plan  # its turn comes when the entries before it are applied
             return
         if self.reduction is not None and self.reduction.round >= plan.round:
             return
@@ -750,6 +754,8 @@ class Engine:
     def _abandoned(self, round_id: int, reason: str) -> None:
         if self.reduction is not None and self.reduction.round == round_id:
             self._emit(Tell(f"round {round_id} was abandoned: {reason}; nothing is lost"))
+        if self._early_plan is not None and self._early_plan.round == round_id:
+            self._early_plan = None
         self._forget_rounds(round_id)
 
     def _stream_failed(self, round_id: int, peer: PeerId, reason: str) -> None:
@@ -764,6 +770,9 @@ class Engine:
     def _advance(self, now: float) -> None:
         self._keep_time(now)
         self._pursue(now)
+        if self._early_plan is not None and self._early_plan.base <= self.version:
+            plan, self._early_plan = self._early_plan, None
+            self._plan(plan, now)
         if self.welcomed and self._settled():
             if not self.announced and self._trainer and self.version != NO_VERSION:
                 self._introduce_state()

@@ -1,4 +1,4 @@
-"""Moments that chance would rarely hit: a coordinator that dies between journaling and speaking, a peer that is left out of a round."""
+"""Moments that chance rarely hits: a coordinator that dies between journaling and speaking, a peer left out of a round."""
 
 from __future__ import annotations
 
