@@ -555,10 +555,12 @@ class Judge:
     def exits(self, machine: Machine, code: int, reason: str) -> None:
         """A daemon ended: on purpose, or because the coordinator still hears its predecessor.
 
-        It outwaits a predecessor that it knows of, except a coordinator that stands still longer than it is patient.
+        It outwaits a predecessor that it knows of, except a coordinator that stands still longer than it is patient. Who cannot
+        fetch the last version of a run that is over fails, too.
         """
         excused = machine.vault.session == NO_SESSION or self.world.weather.freeze_every_s > 0
-        if code != 0 and not (excused and "is a member already" in reason):
+        too_late = self.ended is not None and machine.vault.version < self.ended.version
+        if code != 0 and not too_late and not (excused and "is a member already" in reason):
             self.fail(f"{machine.peer} gives up: {reason}")
         if code == 0 and self.ended is not None and not machine.exports and not machine.leaving:
             self.fail(f"the run is over, and {machine.peer} leaves without having written the model: {reason}")
