@@ -502,6 +502,10 @@ class Judge:
         self.nothing_is_missing(machine)
         self.works_of[machine.peer] = [w for w in self.works_of.get(machine.peer, ()) if not w.dropped and None in w.committed]
 
+    def is_sound(self, vault: Vault) -> bool:
+        """Whether a vault holds the run's state, and not a version 0 of its own, nor bytes that rotted."""
+        return not vault.rotten and (vault.version != 0 or tuple(vault.state) == self.lineage.get(0))
+
     def may_rot(self, machine: Machine) -> bool:
         """Rot is only fair where a clear majority of sound copies can outvote it."""
         sound = [m for m in self.machines.values() if m.alive and m.vault.version >= self.version - 1 and not m.vault.rotten]

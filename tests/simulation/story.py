@@ -307,7 +307,7 @@ class Story:
 
     def _survives(self, machines: list[Machine]) -> bool:
         """Whether these machines still have all that was committed."""
-        reachable = [machine for machine in machines if machine.address and not machine.vault.rotten]
+        reachable = [machine for machine in machines if machine.address and self.judge.is_sound(machine.vault)]
         best = max((machine.vault.version for machine in reachable), default=NO_VERSION)
         if best == NO_VERSION:
             return self.judge.version == NO_VERSION
