@@ -29,7 +29,7 @@ def init(
         list[Path] | None, typer.Argument(metavar="FILE", help="More files for --data.", show_default=False)
     ] = None,
     spec: Annotated[Path | None, _flag("A whole run spec (TOML), instead of the flags below.", metavar="FILE")] = None,
-    name: Annotated[str | None, _flag("Name of the run.", "shoal")] = None,
+    name: Annotated[str | None, _flag("Name of the run.", "the directory's, if it can be one")] = None,
     data: Annotated[list[Path] | None, _flag("Text files to train on: --data a.txt b.txt.", metavar="FILE...")] = None,
     min_peers: Annotated[int | None, _flag("Peers without which the run waits.", 1)] = None,
     peers: Annotated[int | None, _flag("Peers to plan the length of the run for.", "--min-peers", min=1)] = None,
@@ -63,11 +63,13 @@ def init(
     """Make a run: its keys, its run spec, its journal. Prints an invite for peers and the next command."""
     from shoal import runplan
     from shoal.failures import SettingsError
+    from shoal.protocol.names import is_run_name
 
     if more_files and not data:
         raise SettingsError(f"unexpected argument {more_files[0]}", "data files follow --data")
+    own_name = directory.name if spec is None and is_run_name(directory.name) else None
     flags: dict[str, dict[str, Any]] = {
-        "run": {"name": name, "min_peers": min_peers, "total_tokens": tokens, "seed": seed},
+        "run": {"name": name or own_name, "min_peers": min_peers, "total_tokens": tokens, "seed": seed},
         "model": {"width": width, "layers": layers, "heads": heads, "kv_heads": heads},
         "data": {"sequence_length": sequence_length},
         "train": {"batch": batch, "steps": steps, "lr": lr},

@@ -94,18 +94,26 @@ def test_more_invites_are_lines_that_let_peers_in(swarms: Swarms) -> None:
     swarm.wait_for(lambda: working(swarm) == {"anna"}, 60, "anna's work to be committed")
 
 
+def test_a_run_is_named_after_its_directory_or_as_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    addresses = ("--listen", "127.0.0.1:0", "--enrol-listen", "127.0.0.1:0")
+    for directory, words, name in (("poems", (), "poems"), ("My Poems", (), "shoal"), ("other", ("--name", "plays"), "plays")):
+        said = shoal("coordinator", "init", str(tmp_path / directory), *words, *addresses)
+        assert parse(said.split()[-1]).run == name
+
+
 def test_init_prints_an_invite_and_the_next_command_and_both_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     text = tmp_path / "book.txt"
     text.write_text("call me ishmael. " * 100)
     addresses = ("--listen", "127.0.0.1:0", "--enrol-listen", "127.0.0.1:0")
-    said = shoal("coordinator", "init", str(tmp_path / "run"), "--rounds", "300", "--name", "book", *addresses, "--data", str(text))
-    assert f"shoal coordinator serve {tmp_path / 'run'}" in said
+    said = shoal("coordinator", "init", str(tmp_path / "book"), "--rounds", "300", *addresses, "--data", str(text))
+    assert f"shoal coordinator serve {tmp_path / 'book'}" in said
     join = said.strip().splitlines()[-1].split()
     assert join[:3] == ["shoal", "peer", "join"]
     assert join[join.index("--data") + 1] == str(tmp_path)
     assert parse(join[-1]).run == "book"
-    assert "book.txt" in (tmp_path / "run" / "run.toml").read_text()
+    assert "book.txt" in (tmp_path / "book" / "run.toml").read_text()
     # The last run made on this machine is the one that commands mean.
     assert parse(join[-1]).session_addresses[0] in shoal("admin", "status", code=3)
 
