@@ -181,6 +181,7 @@ class Engine:
         self.kept_rounds: set[int] = set()
         """Rounds whose bytes the daemon still keeps."""
         self.waiting_for = ""
+        """The coordinator's last word on what the run waits for, have and need, and what to do."""
         self.last_to_leave = False
         """The coordinator said that no other member is left."""
         self._effects: list[Effect] = []
@@ -444,10 +445,11 @@ class Engine:
             self._exit(EXIT_DISMISSED, f"dismissed: {said.reason}")
 
     def _notice(self, notice: Notice) -> None:
-        self.waiting_for = notice.waiting_for
-        if notice.waiting_for:
-            have = f" (have {notice.have}, need {notice.need})" if notice.need else ""
-            self._emit(Tell(f"waiting for {notice.waiting_for}{have}" + (f": {notice.fix}" if notice.fix else "")))
+        have = f" (have {notice.have}, need {notice.need})" if notice.need else ""
+        fix = f": {notice.fix}" if notice.fix else ""
+        self.waiting_for = f"{notice.waiting_for}{have}{fix}" if notice.waiting_for else ""
+        if self.waiting_for:
+            self._emit(Tell(f"waiting for {self.waiting_for}"))
 
     # --- shared state -----------------------------------------------------------------------------------------------------------
 
