@@ -118,6 +118,17 @@ class InnerTraining:
         self.steps_done = 0
         """Steps of this optimizer since it began without moments. Zero them together."""
 
+    def rate(self, own: int, quota: int, committed: int, expected: int) -> float:
+        """Learning rate of the next step, after which the peer has done `own` tokens of its `quota` (`schedule.learning_rate`)."""
+        return learning_rate(self.schedule, committed, expected, own, quota) * rewarm_factor(self.steps_done, self.rewarm_steps)
+
+    def step(self, loss_of: Callable[[], Tensor], lr: float) -> tuple[float, float]:
+        """One inner step; loss and gradient's norm before clipping. If either is not finite, nothing moved. What `loss_of` raises
+        leaves everything as it was."""
+        done = inner_step(self.module, self.optimizer, loss_of, lr, self.clip_norm)
+        self.steps_done += 1
+        return done
+
     def steps(
         self,
         batches: Iterable[tuple[int, Callable[[], Tensor]]],
@@ -135,8 +146,6 @@ class InnerTraining:
         own = 0
         for samples, loss_of in batches:
             own += samples
-            lr = learning_rate(self.schedule, committed, expected, own * sample_tokens, quota * sample_tokens)
-            lr *= rewarm_factor(self.steps_done, self.rewarm_steps)
-            loss, norm = inner_step(self.module, self.optimizer, loss_of, lr, self.clip_norm)
-            self.steps_done += 1
+            lr = self.rate(own * sample_tokens, quota * sample_tokens, committed, expected)
+            loss, norm = self.step(loss_of, lr)
             yield StepDone(samples, loss, norm, lr)

@@ -39,6 +39,7 @@ from typing import Any, TypeVar, cast
 import psutil
 
 from shoal.optim.layout import LayoutError, ParameterLayout
+from shoal.peer.allocator import malloc_environment
 from shoal.peer.events import (
     BuildState,
     EvaluateState,
@@ -309,13 +310,6 @@ LIVES_BEFORE_ATTACHING = 5
 STOP_PATIENCE_S = 1.5
 EXIT_LAG_S = 1.0
 
-MALLOC_THRESHOLDS = {
-    "MALLOC_MMAP_THRESHOLD_": "1073741824",
-    "MALLOC_TRIM_THRESHOLD_": "2147483648",
-    "MALLOC_TOP_PAD_": "67108864",
-}
-"""Large buffers stay in the heap instead of being mapped and page-faulted anew each time (measured: 25 to 45 % less CPU)."""
-
 SOCKET_PATH_LIMIT = 100
 """Unix socket paths end at 104 (macOS) or 108 (Linux) bytes."""
 
@@ -433,7 +427,7 @@ class TrainerHost:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | MALLOC_THRESHOLDS,
+                env=malloc_environment(),
                 start_new_session=True,  # the terminal's Ctrl-C is for the daemon, which decides what it means
             )
 
@@ -494,6 +488,9 @@ class TrainerHost:
                     raise RemoteProtocolError(f"the trainer's layout: {error}") from error
                 except ShoalError as error:
                     self._give_up(error)
+                    return
+                except OSError as error:
+                    self._give_up(TrainerError(f"the shared memory cannot be set up: {error}"))
                     return
                 writer.write(encode(UseVault(str(place.directory))))
             case Attached():

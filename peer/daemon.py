@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import shutil
@@ -32,7 +33,7 @@ from shoal.optim.layout import ParameterLayout, Part
 from shoal.peer.attach import HostCallbacks, TrainerHost, TrainerSettings, VaultPlace
 from shoal.peer.bulk import BulkPlane
 from shoal.peer.engine import Engine, Introduction, Kept
-from shoal.peer.enrol import Keeper, come_in
+from shoal.peer.enrol import Keeper, come_in, enrolled_in
 from shoal.peer.events import (
     BuildState,
     DropPending,
@@ -56,11 +57,11 @@ from shoal.peer.events import (
 )
 from shoal.peer.session import GrpcDial, SessionLink
 from shoal.peer.slots import Slot, runs, take_directory, take_slot
-from shoal.peer.vault import Vault, VaultError, shared_memory_directory
+from shoal.peer.vault import Vault, VaultBusyError, VaultError, copy_whole, shared_memory_directory
 from shoal.peer.workers import Workers, settle_daemon_process
-from shoal.protocol.channels import split_address
-from shoal.protocol.errors import InviteError, RefusedError, ShoalError
-from shoal.protocol.invites import parse
+from shoal.protocol.channels import join_address, split_address
+from shoal.protocol.errors import InviteError, RefusedError, ShoalError, UnreachableError
+from shoal.protocol.invites import Invite, parse
 from shoal.protocol.messages import NO_SESSION, Envelope, FragmentShape, Layout
 from shoal.protocol.spec import RunSpec
 
@@ -70,7 +71,8 @@ LAST_WORDS_S = 1.0
 """How long what was said to the coordinator may take to be sent when the daemon ends."""
 EXIT_INTERRUPTED = 130
 LAST_COPY = "last-copy"
-"""Where, beside its identity, the last member to leave keeps its local copy for the next start."""
+"""Where, beside its identity, the last member to leave keeps its local copy. It stays until a later leave: shared memory may be
+lost at any moment before."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ async def run_peer(settings: PeerSettings, watch: Callable[[PeerProgress], None]
         slot.release()
 
 
-def _take_identity(settings: PeerSettings) -> tuple[Slot, Any]:
+def _take_identity(settings: PeerSettings) -> tuple[Slot, Invite | None]:
     """The identity to use, ours from now on, and the invite if one was given."""
     root = settings.state_dir / "identities"
     invite = parse(settings.invite) if settings.invite else None
@@ -136,7 +138,14 @@ def _take_identity(settings: PeerSettings) -> tuple[Slot, Any]:
     known = runs(root)
     if not known:
         raise InviteError("this machine is in no run yet", "join with the line that the run's operator gave you")
-    return take_slot(known[0], root), None
+    slot = take_slot(known[0], root)
+    if not enrolled_in(slot.directory):
+        slot.release()
+        raise InviteError(
+            f"no identity that this machine has in run {known[0]!r} is free",
+            "join with the line that the run's operator gave you, which makes another",
+        )
+    return slot, None
 
 
 class Daemon:
@@ -149,6 +158,8 @@ class Daemon:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._run_id = f"{self._run} {hashlib.sha256(credentials.credential.ca).hexdigest()}"
+        """A run that was made anew under the same name has another authority, and nothing to do with an old local copy."""
         self._vault_directory = shared_memory_directory() / f"shoal-{os.getuid()}-{self._run}-{self._me}"
         self._vault: Vault | None = None
         self._spec: RunSpec | None = None
@@ -206,6 +217,8 @@ class Daemon:
         gone = self._over.done() and not self._over.cancelled() and self._over.exception() is None
         if gone and self._engine is not None and self._engine.last_to_leave:
             self._keep_last_copy()
+        elif gone:
+            shutil.rmtree(self._last_copy, ignore_errors=True)
         self._vault.close(remove=gone)
 
     def _interrupted(self) -> None:
@@ -303,36 +316,34 @@ class Daemon:
             self._run,
             uuid.uuid4().hex,
             self._me,
-            self._advertised(port) if port else "",
+            advertised(settings.advertise, settings.listen, port, self._keeper.current().session_addresses[0]) if port else "",
             settings.name,
             settings.device,
             f"shoal {version('shoal')}",
         )
 
-    def _advertised(self, port: int) -> str:
-        """The address that others dial."""
-        wanted = self._settings.advertise
-        if wanted.rpartition(":")[2].isdigit() and not wanted.endswith("]"):
-            return wanted
-        listening = split_address(self._settings.listen)[0]
-        host = wanted or (_own_address(self._keeper.current().session_addresses[0]) if _is_any(listening) else listening)
-        return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+    @property
+    def _last_copy(self) -> Path:
+        return self._slot.directory / LAST_COPY
 
     def _find_vault(self) -> Kept:
         """The local copy of an earlier daemon, if there is one, made whole."""
-        last = self._slot.directory / LAST_COPY
-        if last.is_dir() and not self._vault_directory.exists():
-            shutil.copytree(last, self._vault_directory)
-        shutil.rmtree(last, ignore_errors=True)
+        restored = self._last_copy.is_dir() and not self._vault_directory.exists()
+        if restored:
+            copy_whole(self._last_copy, self._vault_directory)
         if not self._vault_directory.exists():
             return Kept()
         try:
-            vault = self._vault = Vault.open(self._vault_directory, self._run)
+            vault = self._vault = Vault.open(self._vault_directory, self._run_id)
+        except VaultBusyError:
+            raise
         except VaultError as error:
             LOG.warning("the local copy cannot be used, the state is fetched anew: %s", error)
             shutil.rmtree(self._vault_directory, ignore_errors=True)
+            if restored:
+                shutil.rmtree(self._last_copy, ignore_errors=True)
             return Kept()
-        LOG.info("found the local copy of version %d", vault.version)
+        LOG.info("found the local copy of version %d in %s", vault.version, self._last_copy if restored else vault.directory)
         return Kept(vault.session, vault.version, vault.trained, vault.root() if vault.version >= 0 else b"")
 
     async def _open_vault(self, layout: ParameterLayout) -> VaultPlace:
@@ -347,7 +358,7 @@ class Daemon:
             )
         if self._vault is None:
             keep = spec.state.keep_entries
-            self._vault = Vault.create(self._vault_directory, self._run, layout.values, layout.hash, parts, keep)
+            self._vault = Vault.create(self._vault_directory, self._run_id, layout.values, layout.hash, parts, keep)
             self._vault.keep_session(self._session)
             self._attach(self._vault)
         return VaultPlace(self._vault_directory, Layout(layout.hash, layout.values, (FragmentShape(len(parts)),)))
@@ -358,15 +369,12 @@ class Daemon:
         self._plane.attach(vault, *_codecs(self._spec), self._spec.state.keep_entries)
 
     def _keep_last_copy(self) -> None:
-        last = self._slot.directory / LAST_COPY
-        shutil.rmtree(last, ignore_errors=True)
         try:
-            shutil.copytree(self._vault_directory, last, ignore=shutil.ignore_patterns("lock"))
-        except (OSError, shutil.Error) as error:
-            LOG.warning("the local copy could not be kept in %s: %s", last, error)
-            shutil.rmtree(last, ignore_errors=True)
+            copy_whole(self._vault_directory, self._last_copy)
+        except VaultError as error:
+            LOG.warning("this was the last member, but its local copy could not be kept: %s", error)
         else:
-            LOG.info("this was the last member: its local copy is kept in %s", last)
+            LOG.info("this was the last member: its local copy is kept in %s", self._last_copy)
 
     # --- what people see --------------------------------------------------------------------------------------------------------
 
@@ -409,17 +417,30 @@ async def _outcome(future: asyncio.Future[None]) -> None:
     await future
 
 
-def _is_any(host: str) -> bool:
-    return host in ("0.0.0.0", "::", "[::]", "")
+def advertised(wanted: str, listen: str, port: int, coordinator: str) -> str:
+    """The address that others dial: `wanted` (host, or host:port), else where this peer listens. Raises UnreachableError."""
+    try:
+        return join_address(*split_address(wanted))
+    except UnreachableError:
+        host = wanted.strip("[]") or split_address(listen)[0]
+    if host in ("0.0.0.0", "::"):
+        host = _own_address(coordinator)
+    return join_address(*split_address(join_address(host, port)))
 
 
 def _own_address(coordinator: str) -> str:
     """The address of this machine on the way to the coordinator. Nothing is sent."""
     host, port = split_address(coordinator)
-    family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(target)
-        return str(probe.getsockname()[0])
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise UnreachableError(
+            f"cannot find out this machine's address on the way to {coordinator}: {error.strerror or error}",
+            "check the network, or say with --advertise what address others reach this peer at",
+        ) from error
 
 
 __all__ = ["Daemon", "PeerProgress", "PeerSettings", "partition", "run_peer"]

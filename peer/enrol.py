@@ -93,11 +93,16 @@ class Credentials:
         return start + RENEW_AT * (end - start)
 
     def save(self) -> None:
-        """Keep everything but the keys, which are there already. `run.json` comes last: when it is there, all is there."""
-        write_private(self.directory / CA_FILE, self.credential.ca)
-        write_private(self.directory / CERTIFICATE_FILE, self.credential.certificate)
+        """Keep everything but the keys, which are there already. `run.json` comes last: when it is there, all is there. Raises
+        IdentityError."""
         known = {"run": self.run, "enrol_addresses": self.enrol_addresses, "session_addresses": self.session_addresses}
-        write_private(self.directory / RUN_FILE, json.dumps(known, indent=2).encode())
+        try:
+            write_private(self.directory / CA_FILE, self.credential.ca)
+            write_private(self.directory / CERTIFICATE_FILE, self.credential.certificate)
+            write_private(self.directory / RUN_FILE, json.dumps(known, indent=2).encode())
+        except OSError as error:
+            reason = f"the certificate cannot be kept in {self.directory}: {error.strerror or error}"
+            raise IdentityError(reason, "make room there, or make it writable") from error
 
 
 def enrolled_in(directory: Path) -> bool:
@@ -124,25 +129,29 @@ async def come_in(directory: Path, invite: Invite | None, name: str = "") -> Cre
 
     Without an invite the directory must hold an identity that enrolled before. Addresses in an invite replace the known ones.
     """
+    known = load(directory) if enrolled_in(directory) else None
     if invite is None:
-        if not enrolled_in(directory):
+        if known is None:
             raise InviteError("this machine is in no run yet", "join with the line that the run's operator gave you")
-        known = load(directory)
-        if _is_current(known):
-            return known
-        return await _enrol(known.identity, directory, _again(known), name)
-    if enrolled_in(directory):
-        known = load(directory)
-        if known.run != invite.run:
-            raise IdentityError(
-                f"{directory} holds an identity of run {known.run!r}, the invite is for {invite.run!r}", "name another"
-            )
-        if known.credential.ca == invite.ca_pem and _is_current(known):
-            moved = replace(known, enrol_addresses=invite.enrol_addresses, session_addresses=invite.session_addresses)
-            if moved != known:
-                moved.save()
-            return moved
-    return await enrol(invite, directory, name)
+        invite = _again(known)
+    if known is None:
+        return await enrol(invite, directory, name)
+    if known.run != invite.run:
+        raise IdentityError(f"{directory} holds an identity of run {known.run!r}, the invite is for {invite.run!r}", "name another")
+    if known.credential.ca != invite.ca_pem:
+        return await enrol(invite, directory, name)
+    moved = replace(known, enrol_addresses=invite.enrol_addresses, session_addresses=invite.session_addresses)
+    if moved != known:
+        moved.save()
+    owner = moved.credential.owner
+    if owner.not_before.timestamp() <= time.time() < moved.renew_at:
+        return moved
+    try:
+        return await enrol(invite, directory, name)
+    except UnreachableError:
+        if owner.not_before.timestamp() <= time.time() < owner.expires_at.timestamp():
+            return moved  # losing the coordinator is normal; the keeper asks again
+        raise
 
 
 async def enrol(invite: Invite, directory: Path, name: str = "") -> Credentials:
@@ -169,12 +178,6 @@ async def renew(current: Credentials) -> Credentials:
 def _again(known: Credentials) -> Invite:
     """What an enrolled identity asks with: its signature is enough, so the token is a placeholder."""
     return Invite(known.run, known.enrol_addresses, known.session_addresses, known.credential.ca, "again")
-
-
-def _is_current(known: Credentials) -> bool:
-    """Valid, and for a while."""
-    owner = known.credential.owner
-    return owner.not_before.timestamp() <= time.time() < known.renew_at
 
 
 async def _enrol(identity: Identity, directory: Path, invite: Invite, name: str) -> Credentials:

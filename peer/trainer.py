@@ -35,9 +35,9 @@ from typing import assert_never
 
 import torch
 
-from shoal.optim.inner import inner_optimizer, inner_step, rewarm_factor
+from shoal.optim.inner import InnerTraining, inner_optimizer
 from shoal.optim.layout import ParameterLayout
-from shoal.optim.schedule import Schedule, learning_rate
+from shoal.optim.schedule import Schedule
 from shoal.peer.attach import (
     Attached,
     Built,
@@ -87,8 +87,7 @@ class Trainer:
         self.task = make_task(spec)
         self.task.module.to(device)
         self.layout = ParameterLayout.of(self.task.module)
-        self.schedule = schedule_of(spec)
-        self.optimizer, self.optimizer_steps = optimizer_of(self.task.module, spec), 0
+        self.inner = inner_training(self.task.module, spec)
         self.micro_batch = settings.micro_batch or spec.train.batch
         self.base = torch.empty(self.layout.values)
         self.steps = 0
@@ -135,15 +134,13 @@ class Trainer:
     def rate(self, order: Train, own: int) -> float:
         """Learning rate of the step after which this peer has trained `own` samples of its quota in this round."""
         length = self.spec.data.sequence_length
-        rate = learning_rate(self.schedule, order.committed_tokens, order.expected_tokens, own * length, order.quota * length)
-        return rate * rewarm_factor(self.optimizer_steps, self.spec.train.rewarm)
+        return self.inner.rate(own * length, order.quota * length, order.committed_tokens, order.expected_tokens)
 
     def step(self, samples: torch.Tensor, rate: float) -> tuple[float, float]:
         """One inner step on the run's batch (batch, length + 1). Returns the mean loss and the gradient's norm before clipping;
         nothing moved if either is not finite."""
-        module, clip_norm = self.task.module, self.spec.train.clip_norm
         try:
-            found = inner_step(module, self.optimizer, lambda: self.batch_loss(samples), rate, clip_norm)
+            found = self.inner.step(lambda: self.batch_loss(samples), rate)
         except NoTargets:
             return 0.0, 0.0
         except torch.OutOfMemoryError:
@@ -153,7 +150,6 @@ class Trainer:
             print(f"trainer: out of memory; going on with micro-batches of {self.micro_batch} samples", file=sys.stderr)
             return self.step(samples, rate)
         self.steps += 1
-        self.optimizer_steps += 1
         return found
 
     def batch_loss(self, samples: torch.Tensor) -> torch.Tensor:
@@ -179,7 +175,7 @@ class Trainer:
         """Drop local progress, pending included, and the moments; publish zeros of weight 0 and say why."""
         vault.begin_publish().zero_()
         vault.publish(order.round, 0)
-        self.optimizer, self.optimizer_steps = optimizer_of(self.task.module, self.spec), 0
+        self.inner = inner_training(self.task.module, self.spec)
         return Published(order.round, 0, 0, score.steps, 0.0, score.seconds, trouble)
 
     # --- between rounds -----------------------------------------------------------------------------------------------------------
@@ -279,17 +275,13 @@ def listen(link: Link, order: Train) -> tuple[Train, bool]:
     return order, wrap_up
 
 
-def optimizer_of(module: torch.nn.Module, spec: RunSpec) -> torch.optim.Optimizer:
-    """The run's inner optimizer, without moments."""
+def inner_training(module: torch.nn.Module, spec: RunSpec) -> InnerTraining:
+    """The run's inner optimizer, without moments, and its learning rate over the run's tokens."""
     train = spec.train
     betas = (train.beta1, train.beta2)
-    return inner_optimizer(module, train.inner, betas=betas, eps=train.eps, weight_decay=train.weight_decay)
-
-
-def schedule_of(spec: RunSpec) -> Schedule:
-    """The run's learning rate over its tokens."""
-    train = spec.train
-    return Schedule(train.lr, spec.run.total_tokens, train.warmup_fraction, train.final_lr_fraction, train.schedule)
+    optimizer = inner_optimizer(module, train.inner, betas=betas, eps=train.eps, weight_decay=train.weight_decay)
+    schedule = Schedule(train.lr, spec.run.total_tokens, train.warmup_fraction, train.final_lr_fraction, train.schedule)
+    return InnerTraining(module, optimizer, schedule, train.clip_norm, train.rewarm)
 
 
 # === start and end of the process ===============================================================================================

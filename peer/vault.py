@@ -95,6 +95,19 @@ class Entry:
     block: int
 
 
+def copy_whole(vault: Path, place: Path) -> None:
+    """Copy a vault that nobody changes to `place`, replacing what is there; a copy is whole or not there. Raises VaultError."""
+    partial = place.with_name(f"{place.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(vault, partial, ignore=shutil.ignore_patterns("lock"))
+        shutil.rmtree(place, ignore_errors=True)
+        os.replace(partial, place)
+    except (OSError, shutil.Error) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise VaultError(f"the local copy in {vault} cannot be copied to {place}: {error}", "make room there") from error
+
+
 def shared_memory_directory() -> Path:
     """Where vaults live: `/dev/shm` on Linux, the temp dir elsewhere."""
     shm = Path("/dev/shm")

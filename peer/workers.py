@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
@@ -18,20 +18,6 @@ import torch
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-MALLOC_ENVIRONMENT: Mapping[str, str] = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str(2 << 30),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-    "MALLOC_ARENA_MAX": "2",
-}
-"""For launchers of daemons: glibc keeps the memory of large messages instead of mapping, faulting in and unmapping each (1.4 to 1.7
-times the throughput of gRPC at large messages). It is read once, when a process starts; other libcs ignore it."""
-
-
-def malloc_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """`base` (default: this process's environment) with the allocator's settings, as `env` of a daemon that is to be started."""
-    return {**MALLOC_ENVIRONMENT, **(os.environ if base is None else base)}
 
 
 def part_threads() -> int:

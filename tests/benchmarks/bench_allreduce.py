@@ -74,7 +74,7 @@ def _result(name: str, value: float, unit: str, goal: float | None) -> dict[str,
 
 class _Worker:
     def __init__(self, index: int, scratch: Path, parameters: int) -> None:
-        from shoal.peer.workers import malloc_environment
+        from shoal.peer.allocator import malloc_environment
 
         root = Path(__file__).resolve().parents[2]
         environment = malloc_environment() | {"PYTHONPATH": str(root), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}

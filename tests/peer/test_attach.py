@@ -334,16 +334,23 @@ async def test_nonsense_on_the_socket_harms_nobody(daemon: MakeDaemon, tmp_path:
     await one.next(TrainerAttached)
 
 
-async def test_a_vault_that_cannot_be_made_is_final(daemon: MakeDaemon, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        (VaultError("no room", "make some"), "no room — make some"),
+        (PermissionError(13, "Permission denied"), "the shared memory cannot be set up: [Errno 13] Permission denied"),
+    ],
+)
+async def test_a_vault_that_cannot_be_made_is_final(daemon: MakeDaemon, tmp_path: Path, trouble: Exception, words: str) -> None:
     one = daemon()
 
     async def full(_: ParameterLayout) -> VaultPlace:
-        raise VaultError("no room", "make some")
+        raise trouble
 
     one.host._callbacks = HostCallbacks(one.events.put_nowait, full, one.said.append, one.events.put_nowait)
     await one.host.start(spec(tmp_path).to_json())
     Script(one.host.socket_path)
-    assert str(await one.next(VaultError)) == "no room — make some"
+    assert str(await one.next(ShoalError)) == words
 
 
 @pytest.mark.parametrize(

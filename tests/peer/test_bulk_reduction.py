@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from shoal.compression.codec import Codec, CodecError, codec
+from shoal.peer.allocator import MALLOC_ENVIRONMENT, malloc_environment
 from shoal.peer.partstore import PartStore
 from shoal.peer.reduction import CLOSING_SUMS, Addition, Reduced, Reducer
-from shoal.peer.workers import MALLOC_ENVIRONMENT, Workers, malloc_environment, part_threads
+from shoal.peer.workers import Workers, part_threads
 from shoal.protocol.errors import LocalProtocolError
 from shoal.protocol.messages import PartKey, Section
 

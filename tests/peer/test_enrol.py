@@ -20,7 +20,7 @@ from shoal.peer.enrol import Credentials, Keeper, come_in, enrol, enrolled_in, l
 from shoal.protocol.authority import Authority, coordinator_name
 from shoal.protocol.channels import Kind, join_address, listen, new_server
 from shoal.protocol.enrolment import Enrol, Enrolled, Renew
-from shoal.protocol.errors import IdentityError, ShoalError
+from shoal.protocol.errors import IdentityError, ShoalError, UnreachableError
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import Invite
 from shoal.protocol.services import ENROL, RENEW, handlers
@@ -127,6 +127,27 @@ async def test_a_certificate_that_is_not_good_for_a_while_is_replaced_with_no_in
         second.check()
         assert second.peer == first.peer
         assert len(one.enrolments) == 2
+
+
+async def test_a_certificate_that_grows_old_does_while_the_coordinator_is_away(tmp_path: Path) -> None:
+    async with desk(tmp_path) as one:
+        old = with_certificate(await come_in(tmp_path / "p", one.invite), one.authority, -20, 4)
+    for invite in (None, one.invite):
+        assert (await come_in(tmp_path / "p", invite)).credential == old.credential
+    with_certificate(old, one.authority, -20, -1)
+    with pytest.raises(UnreachableError):
+        await come_in(tmp_path / "p", None)
+
+
+async def test_a_certificate_that_cannot_be_kept_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with desk(tmp_path) as one:
+        made = await enrol(one.invite, tmp_path / "p")
+    monkeypatch.setattr(enrol_module, "write_private", full)
+    with pytest.raises(IdentityError, match="cannot be kept in .*: No space left on device"):
+        made.save()
 
 
 async def test_an_identity_that_this_coordinator_does_not_know_needs_an_invite(tmp_path: Path) -> None:

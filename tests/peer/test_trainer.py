@@ -391,7 +391,7 @@ def test_nothing_that_is_not_finite_is_published_and_the_next_round_is_clean(ben
     assert "in step 3" in bad.note
     assert not one.vault.pending.any()
     assert one.vault.trained == 0
-    assert not one.trainer.optimizer.state
+    assert not one.trainer.inner.optimizer.state
     good = one.train(replace(ORDER, round=11))
     assert (good.trained, good.note) == (BATCH * H, "")
     assert torch.isfinite(one.vault.pending).all()

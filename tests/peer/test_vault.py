@@ -22,7 +22,7 @@ from shoal.optim.outer import fingerprint, nesterov_step
 from shoal.peer import partstore
 from shoal.peer import vault as vault_module
 from shoal.peer.partstore import StorageFullError
-from shoal.peer.vault import Vault, VaultBusyError, VaultError
+from shoal.peer.vault import Vault, VaultBusyError, VaultError, copy_whole
 from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError
 from shoal.protocol.messages import NO_VERSION, Commit, Decision, PartKey, Section
 
@@ -193,6 +193,31 @@ def test_a_damaged_vault_is_an_error_that_names_it_and_never_a_state_of_zeros(tm
     with pytest.raises(VaultError, match=str(tmp_path / "vault")):
         Vault.open(tmp_path / "vault", RUN)
     Vault.create(tmp_path / "vault", RUN, VALUES, LAYOUT, PARTS).close(remove=True)
+
+
+def test_a_copy_of_a_vault_is_whole_or_not_there(vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vault.apply(entry(vault, 1), (True,) * 3, INT8)
+    place = tmp_path / "last-copy"
+    copy_whole(vault.directory, place)
+    vault.apply(entry(vault, 2), (True,) * 3, INT8)
+
+    def full(source: Path, target: Path, ignore: object) -> None:
+        target.mkdir()
+        (target / "vault.json").write_bytes((source / "vault.json").read_bytes())
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(vault_module.shutil, "copytree", full)
+        with pytest.raises(VaultError, match="No space left"):
+            copy_whole(vault.directory, place)
+    assert not place.with_name("last-copy.partial").exists()
+    old = Vault.open(place, RUN)
+    assert_state(old, 1, (True,) * 3, torch.zeros(VALUES))
+    old.close()
+    copy_whole(vault.directory, place)
+    new = Vault.open(place, RUN)
+    assert_state(new, 2, (True,) * 3, torch.zeros(VALUES))
+    new.close(remove=True)
 
 
 def test_a_directory_that_is_not_this_users_own_is_not_used_and_nothing_in_it_is_removed(

@@ -1,7 +1,8 @@
 """A real run of four processes against the same run in one process: the same bytes after every version.
 
-The one-process run is `optim.diloco.Swarm`, the specification in executable form; it trains with `InnerTraining`, a loop of its
-own, and is told by the journal only what a coordinator decides: who is a member, which samples are whose, who is included.
+The one-process run is `optim.diloco.Swarm`, the specification in executable form; it has a loop of its own,
+`InnerTraining.steps`, and is told by the journal only what a coordinator decides: who is a member, which samples are whose, who is
+included.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from torch import Tensor, nn
 from shoal.compression.codec import codec
 from shoal.coordinator.records import FingerprintAgreed, Record, RoundCommitted, RoundOpened, SessionOpened
 from shoal.optim.diloco import Swarm, Train, train_in_batches
-from shoal.optim.inner import InnerTraining
 from shoal.optim.layout import ParameterLayout
 from shoal.peer.data import Corpus, open_corpus, sample_at
 from shoal.peer.evaluate import evaluate
 from shoal.peer.task import Task, build_task
-from shoal.peer.trainer import optimizer_of, schedule_of
+from shoal.peer.trainer import inner_training
 from shoal.protocol.spec import RunSpec
 from tests.swarm.toyswarm import Swarms, finish, journal_of, toy_spec
 
@@ -86,9 +86,7 @@ def one_process(spec: RunSpec, records: list[Record]) -> tuple[dict[int, bytes],
 def peer_training(spec: RunSpec, corpus: Corpus, layout: ParameterLayout) -> Train:
     """A virtual peer's inner phase: its own module and moments."""
     task: Task = build_task(spec)
-    training = InnerTraining(
-        task.module, optimizer_of(task.module, spec), schedule_of(spec), spec.train.clip_norm, spec.train.rewarm
-    )
+    training = inner_training(task.module, spec)
 
     def loss_of(_: nn.Module, positions: tuple[int, ...]) -> Tensor:
         text = corpus.training
