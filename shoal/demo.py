@@ -41,8 +41,8 @@ LONE_PEER_BITS_PER_BYTE = 2.299
 outer rate 1 and momentum 0. Measured once with shoal itself (Python 3.11's library, torch 2.13, one thread); the slow tests measure
 it again, the demo does not."""
 
-START_S = 90.0
-STALL_S = 60.0
+START_S = 180.0
+STALL_S = 120.0
 """The longest time without a commit before the demo gives up."""
 FAREWELL_S = 60.0
 POLL_S = 0.4

@@ -93,10 +93,10 @@ class LiveAudience:
             )
         held_out = f"   held-out {status.bits_per_byte:.3f} bits per byte" if status.bits_per_byte > 0 else ""
         line = f"version {status.version}   {status.phase}   {duration(snapshot.elapsed_s)}{held_out}"
-        head = Table.grid(padding=(0, 2))
-        bar = ProgressBar(total=max(1, status.total_tokens), completed=min(status.committed_tokens, status.total_tokens), width=40)
-        head.add_row(bar, Text(line))
-        lines: list[RenderableType] = [head]
+        top = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=max(1, status.total_tokens), completed=min(status.committed_tokens, status.total_tokens), width=30)
+        top.add_row(bar, Text(line))
+        lines: list[RenderableType] = [top]
         if status.waiting_for:
             lines.append(Text(f"waiting for {status.waiting_for}", style="yellow"))
         return Group("", *lines, table)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 import shoal.demo as story
 from shoal.demo import Demo, Snapshot, count_values, data_parallel_bytes, parameters_digest
-from shoal.demoview import LogAudience
+from shoal.demoview import LiveAudience, LogAudience
 from shoal.failures import PromiseError
 from shoal.protocol.admin import (
     AdminCommand,
@@ -209,3 +209,21 @@ def test_the_log_has_one_line_per_version(capsys: pytest.CaptureFixture[str]) ->
         swarm.version += 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0].split(" ", 1)[1] for line in lines] == ["version 1", "version 2"]
+
+
+def test_the_live_table_shows_every_peer_and_what_is_waited_for_as_it_was_said() -> None:
+    from rich.console import Console
+
+    console = Console(width=100, force_terminal=False)
+    audience = LiveAudience(console)
+    swarm = ScriptedSwarm(Path(), version=3)
+    for name in ("anna", "[red]ben"):
+        swarm.add_peer(name)
+    with console.capture() as captured:
+        console.print(audience)
+        audience.show(Snapshot(65.0, replace(swarm.status(), waiting_for="[1] more peer"), tuple(map(swarm.view, swarm.peers))))
+        console.print(audience)
+        audience.say("peer-2 was killed")
+    shown = captured.get()
+    for text in ("starting", "version 3", "1 min 05 s", "anna", "[red]ben", "waiting for [1] more peer", "peer-2 was killed"):
+        assert text in shown
