@@ -191,6 +191,8 @@ UNREACHABLE = Weather(corrupt=0.1, fetch_fails=0.85)
 GARBLING = Weather(corrupt=0.3)
 DYING = Weather(corrupt=0.3, daemon_crash_every_s=3)
 """Members hold the wrong bytes, and die before they hold the right ones."""
+ECHOING = Weather(replay=0.3, coordinator_crash_every_s=15, stream_breaks_every_s=3, latency_s=0.2)
+"""Old messages come again, and there are enough terms and sessions for them to be old."""
 DOUBLING = Weather(bulk_duplicate=0.3, slow=0.02)
 
 BUGS = (
@@ -204,9 +206,11 @@ BUGS = (
     Bug(
         "a lost member's lease is handed out while its work may still be committed", instead(Ledger, "apply", frees_leases_at_once)
     ),
-    Bug("the coordinator ignores the term", lambda: patch.object(Core, "_fits", session_alone_fits)),
+    Bug("the coordinator ignores the term", lambda: patch.object(Core, "_fits", session_alone_fits), peers=3, weather=ECHOING),
     Bug("the coordinator speaks before it has journaled", instead(Core, "_take_effects", says_before_it_journals)),
-    Bug("a message about another round is taken for the one in flight", always(Core, "_is_current", True)),
+    Bug(
+        "a message about another round is taken for the one in flight", always(Core, "_is_current", True), peers=3, weather=ECHOING
+    ),
     Bug("nobody is told that its copy differs", always(Core, "_resync", None), peers=6, weather=Weather(rot=0.03)),
     Bug("anybody may resume any session", always(Core, "_may_resume", True), peers=3, weather=RESTLESS),
     Bug("a peer forgets work that was left out", lambda: patch.object(Engine, "_included", forgets_what_was_left_out)),
@@ -223,5 +227,5 @@ BUGS = (
     Bug("contributions are added as they arrive", lambda: patch.object(RoundBook, "next_to_add", adds_in_order_of_arrival)),
     Bug("a copy of a contribution discards the one that waits", always(RoundBook, "waits", False), weather=DOUBLING),
     Bug("the version is raised before the last part", instead(Machine, "_apply_part", raises_the_version_early)),
-    Bug("a peer listens to messages of a dead session or term", always(Engine, "_fits", True)),
+    Bug("a peer listens to messages of a dead session or term", always(Engine, "_fits", True), peers=3, weather=ECHOING),
 )
