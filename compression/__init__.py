@@ -13,6 +13,6 @@ if __name__ == "compression":
 
     __path__ = [os.path.join(os.path.dirname(os.__file__), "compression")]
 else:
-    from shoal.compression.codec import Cast, Codec, CodecError, Int8, first_non_finite
+    from shoal.compression.codec import Cast, Codec, CodecError, Int8, count_non_finite
 
-    __all__ = ["Cast", "Codec", "CodecError", "Int8", "first_non_finite"]
+    __all__ = ["Cast", "Codec", "CodecError", "Int8", "count_non_finite"]

@@ -96,7 +96,7 @@ def codec(name: str, block: int = 1024) -> Codec:
             raise ValueError(f"unknown codec {name!r}; known: raw, int8, bf16, fp16")
 
 
-def first_non_finite(values: Tensor) -> int:
+def count_non_finite(values: Tensor) -> int:
     """How many of the values are NaN or infinite. Any shape and floating dtype; integers are always finite."""
     if not values.is_floating_point():
         return 0
@@ -356,7 +356,7 @@ def _largest_magnitude(values: Tensor) -> float:
 
 def _explain(values: Tensor, largest: float) -> str:
     """Why these values were refused, with counts."""
-    bad = first_non_finite(values)
+    bad = count_non_finite(values)
     if bad:
         return f"{bad}/{values.numel()} values non-finite"
     beyond = int((values.abs() > largest).sum().item())

@@ -26,7 +26,7 @@ from shoal.coordinator.records import Record
 from shoal.protocol.errors import InviteError, RemoteProtocolError, ShoalError
 from shoal.protocol.locks import FileLock, LockHeldError
 from shoal.protocol.messages import PeerId
-from shoal.protocol.wire import from_plain, to_plain
+from shoal.protocol.plain import from_plain, to_plain
 
 FORMAT = 1
 """Raised when an older program could no longer read the file."""
@@ -123,6 +123,7 @@ class Journal:
         self._lock = lock
         self._where = where
         self._turn = threading.Lock()
+        self._closed = False
 
     @classmethod
     def open(cls, url: str) -> Journal:
@@ -151,9 +152,11 @@ class Journal:
         return cls(engine, lock, str(path))
 
     def close(self) -> None:
-        """Let go of the file and its lock."""
-        self._engine.dispose()
-        self._lock.release()
+        """Let go of the file and its lock, after the transaction in hand; a thread that comes later gets a JournalError."""
+        with self._turn:
+            self._closed = True
+            self._engine.dispose()
+            self._lock.release()
 
     # --- records ----------------------------------------------------------------------------------------------------------------
 
@@ -251,20 +254,23 @@ class Journal:
         return tuple(Audited(row.at, row.who, row.what, row.result) for row in reversed(rows))
 
     def _transaction(self) -> _Transaction:
-        return _Transaction(self._engine, self._turn, self._where)
+        return _Transaction(self)
 
 
 class _Transaction:
     """One transaction at a time, whichever thread asks; the database's errors come out as JournalError."""
 
-    def __init__(self, engine: sa.Engine, turn: threading.Lock, where: str) -> None:
-        self._begun = engine.begin()
-        self._turn = turn
-        self._where = where
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._begun = journal._engine.begin()
+        self._turn = journal._turn
+        self._where = journal._where
 
     def __enter__(self) -> sa.Connection:
         self._turn.acquire()
         try:
+            if self._journal._closed:
+                raise JournalError(f"the journal {self._where} is closed")
             return self._begun.__enter__()
         except BaseException:
             self._turn.release()

@@ -102,7 +102,7 @@ class RunDirectory:
         except FileNotFoundError:
             raise SetupError(f"{self.root} holds no run", f"make one with `shoal coordinator init {self.root}`") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SetupError(f"{self._settings} cannot be read: {error}", "repair or remove it") from error
+            raise SetupError(f"{self._settings} cannot be read: {error}", "repair it: it is JSON") from error
 
     def save_settings(self, settings: Settings) -> None:
         """Keep them, atomically."""

@@ -170,21 +170,6 @@ class ParameterLayout:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise LayoutError(f"not a layout: {error}") from error
 
-    def difference(self, other: ParameterLayout) -> str:
-        """The first thing in which two layouts differ, in words; "" if they are equal."""
-        for what, mine, theirs in (
-            ("parameter", self.slots, other.slots),
-            ("frozen parameter", self.frozen, other.frozen),
-            ("buffer", self.buffers, other.buffers),
-            ("tied name", self.ties, other.ties),
-        ):
-            for index in range(max(len(mine), len(theirs))):
-                a = mine[index] if index < len(mine) else "nothing"
-                b = theirs[index] if index < len(theirs) else "nothing"
-                if a != b:
-                    return f"{what} {index}: {a} here, {b} there"
-        return ""
-
     # --- moving values ----------------------------------------------------------------------------------------------------------
 
     def gather(self, module: nn.Module, out: Tensor | None = None) -> Tensor:
@@ -200,13 +185,6 @@ class ParameterLayout:
         with torch.no_grad():
             for slot, parameter in self._pairs(module):
                 parameter.copy_(vector[slot.start : slot.start + slot.size].view(slot.shape))
-
-    def name_of(self, position: int) -> str:
-        """The parameter that holds this position of the vector."""
-        for slot in self.slots:
-            if slot.start <= position < slot.start + slot.size:
-                return slot.name
-        raise LayoutError(f"position {position} of {self.values}")
 
     def describe_non_finite(self, vector: Tensor) -> str:
         """Which parameters hold values that are not finite, and how many: "w: 1/8 non-finite". "" if all are finite."""

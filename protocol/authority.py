@@ -4,8 +4,8 @@ Rule: one authority per run, so that the certificates of one swarm mean nothing 
 directory. Certificates begin an hour in the past, because volunteers' clocks are wrong. Neighbours: `identity` proves who asks,
 `tls` reads names and rights back out of certificates.
 
-Names (the only DNS entry of the certificate): a peer's id; `coordinator.<run>` for the coordinator; any other host-like name,
-such as `admin.<run>`, for an operator. Rights: "peer", "reducer", "admin", "observer", "coordinator".
+Names (the only DNS entry of the certificate): the id of a peer or an operator; `coordinator.<run>` for the coordinator. Rights:
+"peer", "reducer", "admin", "observer", "coordinator".
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Authority:
         begin = not_before or datetime.datetime.now(datetime.UTC) - CLOCK_SKEW
         end = min(begin + (lifetime if not_before else CLOCK_SKEW + lifetime), self._certificate.not_valid_after_utc)
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
-        if not rights or set(rights) & {"peer", "reducer", "coordinator"}:
+        if set(rights) & {"peer", "reducer", "coordinator"}:
             uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
         subject = [x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, RIGHT_PREFIX + right) for right in rights]
         return (

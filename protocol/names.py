@@ -7,14 +7,8 @@ from __future__ import annotations
 
 import re
 
-PEER_ID = re.compile(r"[0-9a-f]{32}")
 RUN_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
-
-
-def is_peer_id(text: str) -> bool:
-    """32 lower-case hexadecimal digits."""
-    return PEER_ID.fullmatch(text) is not None
 
 
 def is_run_name(text: str) -> bool:

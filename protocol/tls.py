@@ -28,7 +28,7 @@ CERTIFICATE_LIMIT_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class Caller:
-    """What a verified certificate says of its owner. `peer` is its name: a peer id, `coordinator.<run>`, `admin.<run>`."""
+    """What a verified certificate says of its owner. `peer` is its name: an id, or `coordinator.<run>`."""
 
     peer: PeerId
     rights: frozenset[str]

@@ -26,15 +26,13 @@ from shoal.protocol.admin import AdminCommand, AdminError, AdminReply
 from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError, ShoalError
 from shoal.protocol.generated import coordinator_pb2, peer_pb2
 from shoal.protocol.messages import DIGEST_BYTES, Envelope, FromCoordinator, FromPeer
-from shoal.protocol.plain import field_types, from_plain, to_plain, union_members
+from shoal.protocol.plain import field_types, union_members
 
 __all__ = [
-    "from_plain",
     "pack",
     "pack_command",
     "pack_message",
     "pack_reply",
-    "to_plain",
     "unpack",
     "unpack_command",
     "unpack_from_coordinator",

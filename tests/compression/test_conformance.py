@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import shoal.compression.codec as codec_module
-from shoal.compression.codec import LARGEST_WEIGHT, Codec, CodecError, codec, first_non_finite
+from shoal.compression.codec import LARGEST_WEIGHT, Codec, CodecError, codec, count_non_finite
 
 CODECS: dict[str, Codec] = {
     "int8/256": codec("int8", 256),
@@ -342,16 +342,16 @@ def test_two_peers_with_zeros_and_one_with_a_third_make_a_tenth(any_codec: Codec
     assert decoded.tolist() == pytest.approx([0.1] * 64, abs=0.002)
 
 
-def test_first_non_finite_counts_in_every_dtype_and_shape() -> None:
-    assert first_non_finite(torch.tensor([1.0, math.nan, math.inf, -math.inf])) == 3
-    assert first_non_finite(torch.empty(0)) == 0
-    assert first_non_finite(torch.empty(0, 7)) == 0
-    assert first_non_finite(torch.tensor(math.nan, dtype=torch.bfloat16)) == 1
-    assert first_non_finite(torch.arange(5)) == 0
-    assert first_non_finite(torch.full((2, 3), 3e38).t()) == 0
+def test_count_non_finite_counts_in_every_dtype_and_shape() -> None:
+    assert count_non_finite(torch.tensor([1.0, math.nan, math.inf, -math.inf])) == 3
+    assert count_non_finite(torch.empty(0)) == 0
+    assert count_non_finite(torch.empty(0, 7)) == 0
+    assert count_non_finite(torch.tensor(math.nan, dtype=torch.bfloat16)) == 1
+    assert count_non_finite(torch.arange(5)) == 0
+    assert count_non_finite(torch.full((2, 3), 3e38).t()) == 0
     long = torch.zeros((1 << 18) + 5)
     long[-1] = long[0] = math.nan
-    assert first_non_finite(long) == 2
+    assert count_non_finite(long) == 2
 
 
 # --- formats, byte by byte ------------------------------------------------------------------------------------------------------

@@ -233,3 +233,14 @@ def test_operators_commands_are_kept_in_order(journal: Journal) -> None:
         journal.audit("op", f"Pause {number}", "done")
     last = journal.audited(last=3)
     assert [(line.who, line.what, line.result) for line in last] == [("op", f"Pause {n}", "done") for n in (2, 3, 4)]
+
+
+def test_a_thread_that_comes_after_the_end_does_not_write_without_the_lock(tmp_path: Path) -> None:
+    journal = Journal.open(journal_url(tmp_path / "journal.db"))
+    journal.close()
+    journal.close()
+    with pytest.raises(JournalError, match="is closed"):
+        journal.audit("somebody", "something", "nothing")
+    again = Journal.open(journal_url(tmp_path / "journal.db"))
+    assert again.audited() == ()
+    again.close()
