@@ -9,8 +9,6 @@ import typer
 
 app = typer.Typer(help="Take part in a run.", no_args_is_help=False)
 
-DEVICES = ("auto", "cpu", "cuda", "mps")
-
 
 @app.command()
 def join(
@@ -74,8 +72,6 @@ def join(
 
     if leashed:
         leash.wear()
-    if device.split(":")[0] not in DEVICES:
-        raise SettingsError(f"--device {device}: no such device", "say auto, cpu, cuda, cuda:N or mps")
     if data is not None and not data.is_dir():
         raise SettingsError(f"--data {data}: no such directory", "name the directory that holds the run's data files")
     if identity is not None and not identity.is_dir():
@@ -85,6 +81,10 @@ def join(
     if advertise and not listen:
         raise SettingsError("--advertise names an address, but --listen '' accepts no connections", "drop one of the two")
     line = _invite_line(invite)
+    if device not in ("auto", "cpu"):
+        from shoal.peer.trainer import choose_device
+
+        choose_device(device)  # a device that is not here is said before anybody is asked to let this peer in
 
     from shoal.peer.daemon import PeerSettings, run_peer
 

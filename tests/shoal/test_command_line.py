@@ -114,7 +114,6 @@ def test_misuse_is_one_line_that_names_the_help(words: list[str], complaint: str
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["peer", "join", "x", "--device", "toaster"], "--device toaster"),
         (["peer", "join", "x", "--data", "/nowhere/at/all"], "/nowhere/at/all"),
         (["peer", "join", "x", "--identity", "/nowhere/at/all"], "/nowhere/at/all"),
         (["peer", "join", "x", "--listen", "", "--advertise", "a:1"], "--advertise"),
@@ -137,6 +136,12 @@ def test_settings_that_cannot_be_used_are_one_line_with_a_fix_and_code_2(
     assert re.fullmatch(r"error: .+ — .+\n", error), error
     assert complaint in error
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("device", ["toaster", "cuda:99"])
+def test_a_device_that_is_not_here_is_refused_before_anybody_is_dialled(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["peer", "join", "x", "--device", device], verbose=False) == 5
+    assert device in capsys.readouterr().err
 
 
 def test_verbose_shows_the_traceback_wherever_it_stands() -> None:
