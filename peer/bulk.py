@@ -120,7 +120,8 @@ class BulkPlane:
         self._fetched: set[int] = set()
         """Rounds of entries that are being caught up with: their parts stay until the entry is applied or dropped."""
         self._begun: dict[int, asyncio.Event] = {}
-        self._early = 0
+        self._early: Counter[int] = Counter()
+        """Streams that wait for a plan, by round."""
         self._fetching = asyncio.Semaphore(_PARTS_FETCHED_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
         self.dropped: Counter[str] = Counter()
@@ -425,9 +426,9 @@ class BulkPlane:
     async def _exchange_of(self, round_id: int, context: Any) -> Exchange:
         """The round that a stream is for; waits for this peer's own plan. Nothing is read meanwhile, so HTTP/2 holds the sender."""
         if round_id not in self._rounds and round_id not in self._over:
-            if self._early >= self._limits.early_streams:
+            if self._early.total() >= self._limits.early_streams:
                 await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams wait for a plan")
-            self._early += 1
+            self._early[round_id] += 1
             try:
                 async with asyncio.timeout(self._limits.early_s):
                     await self._begun.setdefault(round_id, asyncio.Event()).wait()
@@ -435,9 +436,10 @@ class BulkPlane:
                 reason = f"no plan of round {round_id} came within {self._limits.early_s:g} s"
                 await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, reason)
             finally:
-                self._early -= 1
-                if self._early == 0:
-                    self._begun.clear()
+                self._early[round_id] -= 1
+                if not self._early[round_id]:
+                    del self._early[round_id]
+                    self._begun.pop(round_id, None)
         if round_id not in self._rounds:
             await self._refuse(context, grpc.StatusCode.NOT_FOUND, f"round {round_id} is over")
         return self._rounds[round_id]

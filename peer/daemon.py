@@ -22,7 +22,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -204,9 +204,10 @@ class Daemon:
     async def close(self) -> None:
         """End everything; remove the shared memory unless this peer may be needed to start the run again."""
         self._link.close()
+        endings: list[Awaitable[Any]] = [self._host.close()]
         if self._linking is not None:
-            await asyncio.wait({self._linking}, timeout=LAST_WORDS_S)
-        await self._host.close()
+            endings.append(asyncio.wait({self._linking}, timeout=LAST_WORDS_S))
+        await asyncio.gather(*endings)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -55,11 +55,14 @@ def named_tensors(module: torch.nn.Module) -> dict[str, Tensor]:
 def write_whole(path: Path, content: bytes) -> None:
     """Put `content` at `path` atomically and durably."""
     partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def sample_text(task: Task, device: torch.device, context: int, seed: int = 0, temperature: float = 0.8) -> str:

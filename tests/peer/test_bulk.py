@@ -164,7 +164,7 @@ async def test_streams_that_open_before_the_plan_arrives_wait_for_it(swarm: Swar
     for peer in peers[:2]:
         peer.begin(plan)
     async with asyncio.timeout(10):
-        while peers[2].plane._early < 2:
+        while peers[2].plane._early.total() < 2:
             await asyncio.sleep(0.01)
     assert not peers[2].events
     peers[2].begin(plan)
@@ -380,6 +380,19 @@ async def test_a_contributor_that_sends_nothing_is_reported_with_what_is_missing
     assert isinstance(failed, ev.StreamFailed)
     assert failed.peer == silent.me
     assert "no progress within 0.5 s, 4 parts missing" in failed.reason
+
+
+async def test_streams_for_rounds_that_never_come_leave_nothing_while_others_wait(swarm: Swarm) -> None:
+    reducer, member = await swarm(2, limits=replace(QUICK, early_s=0.2))
+    channel, call = await raw_stream(member, reducer)
+    await call.write(frame(7, 0, b"", 0))
+    async with asyncio.timeout(5):
+        while not reducer.plane._early:
+            await asyncio.sleep(0)
+    reducer.plane._early[8] = 1  # another that waits still
+    assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert (list(reducer.plane._early), list(reducer.plane._begun)) == ([8], [])
+    await channel.close()
 
 
 async def test_a_peer_that_nobody_can_reach_is_reported(swarm: Swarm) -> None:

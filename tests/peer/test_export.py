@@ -64,6 +64,7 @@ def test_an_export_that_fails_leaves_the_old_model_whole(tmp_path: Path, monkeyp
     with pytest.raises(ExportError, match=r"cannot be written to .*: No space left on device — free some disk space"):
         export(decoder(std=0.4), tmp_path, version=2)
     assert (tmp_path / "model.safetensors").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 2, "nothing half written stays"
 
 
 def test_a_folder_that_cannot_be_is_a_clear_error(tmp_path: Path) -> None:
