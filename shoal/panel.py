@@ -106,7 +106,7 @@ def facts(progress: Progress) -> list[tuple[str, str]]:
 
 def waiting(progress: Progress) -> str:
     """The sentence about what is waited for and since when; empty when nothing is."""
-    return f"waiting for {progress.waiting_for}, for {duration(progress.waiting_s)}" if progress.waiting_for else ""
+    return f"still waiting after {duration(progress.waiting_s)} for {progress.waiting_for}" if progress.waiting_for else ""
 
 
 class Lines:
@@ -174,7 +174,8 @@ class Panel:
                 grid.add_row(name, Text(value))
             if self._progress.waiting_for:
                 waited = self._progress.waiting_s + time.monotonic() - self._heard_at
-                grid.add_row("waiting for", Text(f"{self._progress.waiting_for}, for {duration(waited)}", style="yellow"))
+                grid.add_row("waiting for", Text(self._progress.waiting_for, style="yellow"))
+                grid.add_row("waited", duration(waited))
         return Frame(
             grid, title=Text(self._title), title_align="left", subtitle="Ctrl-C leaves", subtitle_align="right", expand=False
         )

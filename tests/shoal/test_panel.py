@@ -66,8 +66,8 @@ def test_a_wait_is_said_every_five_seconds() -> None:
         clock.now = 100.0 + tenth / 10
         lines.watch(Report(waiting_for="1 more peer (have 1, need 2)", waiting_s=tenth / 10))
     assert [line.split(" ", 1)[1] for line in written] == [
-        "waiting for 1 more peer (have 1, need 2), for 5 s",
-        "waiting for 1 more peer (have 1, need 2), for 10 s",
+        "still waiting after 5 s for 1 more peer (have 1, need 2)",
+        "still waiting after 10 s for 1 more peer (have 1, need 2)",
     ]
 
 
