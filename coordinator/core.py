@@ -358,7 +358,7 @@ class Core:
             return
         others = [p for p in self._roster.active() if p.session != presence.session]
         if presence.standing is Standing.ACTIVE and not others and self.ledger.version > 0:
-            self._send(presence.session, Finish(self.ledger.version, "you are the last member to leave"))
+            self._send(presence.session, Finish(self.ledger.version, "you are the last member to leave", run_is_over=False))
         self._end(presence.session, f"left: {reason}" if reason else "left", now)
 
     def _end(self, session: int, reason: str, now: float) -> None:
@@ -370,7 +370,8 @@ class Core:
         self._seekers.discard(session)
         self._log(f"{name} {reason}")
         if presence.connection is not None:
-            self._send_on(presence.connection, session, Dismissed(reason, may_return=not presence.goodbye))
+            others_hold_it = bool(self._roster.contacts(session))
+            self._send_on(presence.connection, session, Dismissed(reason, not presence.goodbye, others_hold_it))
             self._drop_connection(presence.connection)
         round_ = self.round
         if round_ is None:

@@ -62,7 +62,7 @@ from shoal.peer.workers import Workers, settle_daemon_process
 from shoal.protocol.channels import join_address, split_address
 from shoal.protocol.errors import InviteError, RefusedError, ShoalError, UnreachableError
 from shoal.protocol.invites import Invite, parse
-from shoal.protocol.messages import NO_SESSION, Envelope, FragmentShape, Layout
+from shoal.protocol.messages import NO_SESSION, NO_VERSION, Envelope, FragmentShape, Layout
 from shoal.protocol.spec import RunSpec
 
 LOG = logging.getLogger("shoal.peer")
@@ -202,7 +202,7 @@ class Daemon:
         return await self._over
 
     async def close(self) -> None:
-        """End everything; remove the shared memory unless this peer may be needed to start the run again."""
+        """End everything; what this peer holds of the run goes to disk unless others are known to hold it or the run is over."""
         self._link.close()
         endings: list[Awaitable[Any]] = [self._host.close()]
         if self._linking is not None:
@@ -216,8 +216,8 @@ class Daemon:
         if self._vault is None:
             return
         gone = self._over.done() and not self._over.cancelled() and self._over.exception() is None
-        if gone and self._engine is not None and self._engine.last_to_leave:
-            self._keep_last_copy()
+        if gone and self._engine is not None and self._engine.copy_is_needed and self._vault.version != NO_VERSION:
+            gone = self._keep_last_copy()
         elif gone:
             shutil.rmtree(self._last_copy, ignore_errors=True)
         self._vault.close(remove=gone)
@@ -231,8 +231,7 @@ class Daemon:
         if (trainer := self._host.pid) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(trainer, signal.SIGKILL)
-        shutil.rmtree(self._vault_directory, ignore_errors=True)
-        os._exit(EXIT_INTERRUPTED)
+        os._exit(EXIT_INTERRUPTED)  # like a crash: the local copy stays where the next start finds it
 
     # --- events in, effects out -------------------------------------------------------------------------------------------------
 
@@ -369,13 +368,15 @@ class Daemon:
         assert self._spec is not None
         self._plane.attach(vault, *_codecs(self._spec), self._spec.state.keep_entries)
 
-    def _keep_last_copy(self) -> None:
+    def _keep_last_copy(self) -> bool:
+        """Whether the local copy is on disk now; it stays in shared memory otherwise."""
         try:
             copy_whole(self._vault_directory, self._last_copy)
         except VaultError as error:
-            LOG.warning("this was the last member, but its local copy could not be kept: %s", error)
-        else:
-            LOG.info("this was the last member: its local copy is kept in %s", self._last_copy)
+            LOG.warning("the local copy stays in %s, because it could not be kept on disk: %s", self._vault_directory, error)
+            return False
+        LOG.info("others may not hold what this peer holds: its local copy is kept in %s", self._last_copy)
+        return True
 
     # --- what people see --------------------------------------------------------------------------------------------------------
 

@@ -182,8 +182,8 @@ class Engine:
         """Rounds whose bytes the daemon still keeps."""
         self.waiting_for = ""
         """The coordinator's last word on what the run waits for, have and need, and what to do."""
-        self.last_to_leave = False
-        """The coordinator said that no other member is left."""
+        self.copy_is_needed = True
+        """The local copy must outlive this daemon: nobody said that others hold it, and the run is not over."""
         self._effects: list[Effect] = []
         self._clock = 0.0
         self._early_plan: Plan | None = None
@@ -382,7 +382,6 @@ class Engine:
                 self._notice(body)
             case Finish():
                 self._finish = body
-                self.last_to_leave = self._leave_at is not None
                 self.newest = max(self.newest, body.version)
             case Dismissed():
                 self._dismissed(body)
@@ -409,6 +408,7 @@ class Engine:
             self.stale += 1
             return
         self.term, self.welcomed, self._refused_since = welcome.term, True, None
+        self.copy_is_needed = True
         self.spec = RunSpec.from_json(welcome.spec)
         if not self._trainer_started:
             self._trainer_started = True
@@ -434,6 +434,7 @@ class Engine:
     def _dismissed(self, said: Dismissed) -> None:
         self.session = NO_SESSION
         self.welcomed = self.announced = False
+        self.copy_is_needed = self.copy_is_needed and not said.copy_is_safe
         if self._leave_at is not None or self._said_goodbye:
             if self._finish is None or self._said_goodbye:
                 self._exit(EXIT_DONE, "left the run")
@@ -631,6 +632,8 @@ class Engine:
         self._emit(Tell(f"the model is in {where}"))
         self._exporting = False
         self._said_goodbye = True
+        assert self._finish is not None
+        self.copy_is_needed = not self._finish.run_is_over
         self._say(Goodbye("the run is over"))
         if self._leave_at is not None or not self.online:
             self._exit(EXIT_DONE, "left the run; the model is on disk")

@@ -440,18 +440,22 @@ class Notice:
 
 @dataclass(frozen=True)
 class Finish:
-    """ "The run is over at `version`: write the model and leave." """
+    """ "Write the model at `version` and leave": the run is over, or you are the last member to leave it."""
 
     version: int
     reason: str
+    run_is_over: bool = True
+    """False: the run waits, and this peer's copy is what it can go on from."""
 
 
 @dataclass(frozen=True)
 class Dismissed:
-    """ "Your session is over": replaced, lost, kicked or banned. `may_return` says whether to come back by itself."""
+    """ "Your session is over": replaced, lost, kicked or banned, or because you said goodbye. `may_return`: come back by itself."""
 
     reason: str
     may_return: bool
+    copy_is_safe: bool = False
+    """Others hold the newest version and can hand it over: the leaving peer's own copy is not needed."""
 
 
 FromPeer = (

@@ -446,20 +446,24 @@ class Notice(_message.Message):
     def __init__(self, waiting_for: _Optional[str] = ..., have: _Optional[int] = ..., need: _Optional[int] = ..., fix: _Optional[str] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("version", "reason")
+    __slots__ = ("version", "reason", "run_is_over")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RUN_IS_OVER_FIELD_NUMBER: _ClassVar[int]
     version: int
     reason: str
-    def __init__(self, version: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    run_is_over: bool
+    def __init__(self, version: _Optional[int] = ..., reason: _Optional[str] = ..., run_is_over: _Optional[bool] = ...) -> None: ...
 
 class Dismissed(_message.Message):
-    __slots__ = ("reason", "may_return")
+    __slots__ = ("reason", "may_return", "copy_is_safe")
     REASON_FIELD_NUMBER: _ClassVar[int]
     MAY_RETURN_FIELD_NUMBER: _ClassVar[int]
+    COPY_IS_SAFE_FIELD_NUMBER: _ClassVar[int]
     reason: str
     may_return: bool
-    def __init__(self, reason: _Optional[str] = ..., may_return: _Optional[bool] = ...) -> None: ...
+    copy_is_safe: bool
+    def __init__(self, reason: _Optional[str] = ..., may_return: _Optional[bool] = ..., copy_is_safe: _Optional[bool] = ...) -> None: ...
 
 class GetStatus(_message.Message):
     __slots__ = ()

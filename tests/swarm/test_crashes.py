@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -169,3 +171,55 @@ def trainer_of(daemon: int) -> psutil.Process:
                 return child
         time.sleep(0.05)
     raise AssertionError("no trainer")
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_everybody_leaves_while_the_coordinator_does_not_answer_and_nothing_is_lost(swarms: Swarms, how: str) -> None:
+    swarm = begin(swarms, LONG, "anna", "ben", min_peers=2)
+    before = status(swarm).version
+    coordinator = swarm.coordinator
+    assert coordinator is not None
+    if how == "killed":
+        coordinator.kill()
+    else:
+        os.kill(coordinator.pid, signal.SIGSTOP)
+    for peer in swarm.peers.values():
+        peer.ask_to_leave()
+    assert [peer.wait(20) for peer in swarm.peers.values()] == [0, 0]
+    if how == "killed":
+        swarm.start_coordinator()
+    else:
+        os.kill(coordinator.pid, signal.SIGCONT)
+    for name in ("ben", "anna"):
+        swarm.add_peer(name)
+    swarm.wait_for(lambda: status(swarm).version >= before + 2, SETTLE_S, "rounds to go on")
+    stop(swarm)
+    assert same_models(finish(swarm))
+    assert_nothing_was_lost(swarm)
+
+
+def test_the_last_member_leaves_in_good_order_and_comes_back_to_what_it_had(swarms: Swarms) -> None:
+    swarm = begin(swarms, LONG, "anna")
+    swarm.peers["anna"].ask_to_leave()
+    assert swarm.peers["anna"].wait(20) == 0
+    before = status(swarm).version
+    swarm.add_peer("anna")
+    swarm.wait_for(lambda: status(swarm).version >= before + 2, SETTLE_S, "rounds to go on")
+    stop(swarm)
+    finish(swarm)
+    assert_nothing_was_lost(swarm)
+
+
+def test_a_second_daemon_with_a_copied_identity_is_turned_away_and_harms_nobody(swarms: Swarms, tmp_path: Path) -> None:
+    swarm = begin(swarms, LONG, "anna")
+    original = next((swarm.state_of("anna") / "identities").glob("*/*"))
+    copied = tmp_path / "copied"
+    shutil.copytree(original, copied, ignore=shutil.ignore_patterns("*.lock", "*.sock"))
+    copy = swarm.add_peer("copy", "--identity", str(copied))
+    assert copy.wait(40) not in (0, None)
+    before = status(swarm).version
+    swarm.wait_for(lambda: status(swarm).version >= before + 2, SETTLE_S, "anna to go on")
+    del swarm.peers["copy"]
+    stop(swarm)
+    finish(swarm)
+    assert_nothing_was_lost(swarm)
