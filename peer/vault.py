@@ -552,7 +552,11 @@ class Vault:
 
     def _load_entries(self) -> None:
         for path in (self.directory / "entries").glob("*.json"):
-            entry = from_plain(Entry, json.loads(path.read_bytes()))
+            try:
+                entry = from_plain(Entry, json.loads(path.read_bytes()))
+            except (ValueError, RemoteProtocolError):
+                path.unlink()  # it only served others; the state does not depend on it, unless it was being applied
+                continue
             if entry.commit.version <= self.version or entry.commit.version == self._words[_APPLYING]:
                 self._entries[entry.commit.version] = entry
             else:

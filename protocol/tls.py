@@ -11,6 +11,7 @@ gRPC checks a certificate's dates when a connection is made, not while it lasts:
 from __future__ import annotations
 
 import datetime
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,13 +80,39 @@ def server_credentials(source: Credential | Callable[[], Credential], ask_for_ce
 
     `ask_for_certificate=False` is for the enrolment port alone. The function runs in gRPC's threads and must return at once.
     """
+    renewal = Renewal(source if callable(source) else lambda: source, ask_for_certificate)
+    changed: Any = renewal.changed  # the stubs do not know that None means "unchanged"
+    return grpc.dynamic_ssl_server_credentials(renewal.configuration(), changed, ask_for_certificate)
 
-    def configuration() -> grpc.ServerCertificateConfiguration:
-        credential = source() if callable(source) else source
-        pairs = [(credential.key, credential.certificate)]
-        return grpc.ssl_server_certificate_configuration(pairs, credential.ca if ask_for_certificate else None)
 
-    return grpc.dynamic_ssl_server_credentials(configuration(), configuration, ask_for_certificate)
+class Renewal:
+    """Tells gRPC of a server's new certificate when there is one, and nothing otherwise.
+
+    gRPC replaces its server handshaker factory whenever it is given a configuration, without a lock: another connection that
+    begins at that moment uses freed memory (grpcio 1.85: eight clients at once crash a server within seconds). So it is given one
+    only when the certificate really changed.
+    """
+
+    def __init__(self, source: Callable[[], Credential], ask_for_certificate: bool) -> None:
+        self._source = source
+        self._ask_for_certificate = ask_for_certificate
+        self._served = source()
+        self._lock = threading.Lock()
+
+    def configuration(self) -> grpc.ServerCertificateConfiguration:
+        """What the port is served with now."""
+        served = self._served
+        root = served.ca if self._ask_for_certificate else None
+        return grpc.ssl_server_certificate_configuration([(served.key, served.certificate)], root)
+
+    def changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """The new configuration, once; None while nothing changed."""
+        credential = self._source()
+        with self._lock:
+            if credential == self._served:
+                return None
+            self._served = credential
+            return self.configuration()
 
 
 def client_credentials(credential: Credential) -> grpc.ChannelCredentials:

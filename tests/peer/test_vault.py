@@ -321,6 +321,19 @@ def test_parts_and_entries_survive_a_restart(tmp_path: Path) -> None:
     vault.close(remove=True)
 
 
+def test_a_damaged_log_entry_costs_that_entry_and_not_the_state(tmp_path: Path) -> None:
+    vault = make(tmp_path / "vault")
+    for version in (1, 2):
+        vault.apply(entry(vault, version), (True,) * 3, INT8)
+    root = vault.root()
+    vault.close()
+    (tmp_path / "vault" / "entries" / "1.json").write_text("{garbage")
+    again = Vault.open(tmp_path / "vault", RUN)
+    assert (again.version, again.root()) == (2, root)
+    assert [kept.commit.version for kept in again.entries()] == [2]
+    again.close(remove=True)
+
+
 def test_the_memory_of_a_dropped_round_serves_the_next_one_and_its_bytes_are_never_read(vault: Vault) -> None:
     store = vault.store
     store.put(PartKey(1, Section.PARAMETERS, 0), b"a" * 32, b"old bytes of round 1")

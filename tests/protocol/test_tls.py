@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +19,15 @@ from shoal.protocol.channels import Kind, listen, new_server, open_channel
 from shoal.protocol.errors import IdentityError
 from shoal.protocol.identity import Identity
 from shoal.protocol.services import ENROL, FETCH_PART, PING, REDUCE, handlers
-from shoal.protocol.tls import Caller, Credential, caller_of, client_credentials, enrolment_credentials, server_credentials
+from shoal.protocol.tls import (
+    Caller,
+    Credential,
+    Renewal,
+    caller_of,
+    client_credentials,
+    enrolment_credentials,
+    server_credentials,
+)
 from shoal.protocol.transfers import PartRequest, Ping, Pong
 
 HOUR = datetime.timedelta(hours=1)
@@ -274,3 +284,61 @@ async def test_a_download_that_nobody_takes_is_ended_and_lets_go_of_what_it_held
         with pytest.raises(grpc.aio.AioRpcError, match=r"nothing was taken for 0\.3 s"):
             await read_on()
     await server.stop(0)
+
+
+def test_a_server_port_is_given_a_certificate_only_when_it_changed() -> None:
+    """gRPC frees what another connection uses whenever it is given one."""
+    authority = Authority.generate("shoal")
+    current = [credential(authority)]
+    renewal = Renewal(lambda: current[0], True)
+    assert [renewal.changed() for _ in range(3)] == [None] * 3
+    current[0] = credential(authority)
+    assert renewal.changed() is not None
+    assert [renewal.changed() for _ in range(3)] == [None] * 3
+
+
+STORM = """
+import asyncio, datetime, socket, ssl, sys, threading, time
+from shoal.protocol import channels, tls
+from shoal.protocol.authority import Authority
+from shoal.protocol.identity import Identity
+
+run, me = Authority.generate("storm"), Identity.generate()
+shown = run.issue(me.tls_public_key, me.peer_id, {"peer"}, datetime.timedelta(days=1))
+kept = tls.Credential(me.tls_key_pem, shown, run.ca_pem)
+done = [0]
+
+
+def dial(port, end):
+    context = ssl.create_default_context(cadata=run.ca_pem.decode())
+    context.set_alpn_protocols(["h2"])
+    while time.monotonic() < end:
+        try:
+            with socket.create_connection(("127.0.0.1", port), 5) as raw, context.wrap_socket(raw, server_hostname=me.peer_id):
+                done[0] += 1
+        except OSError:
+            pass
+
+
+async def main():
+    server = channels.new_server(channels.Kind.BULK)
+    port = channels.listen(server, "127.0.0.1:0", tls.server_credentials(lambda: kept))
+    await server.start()
+    callers = [threading.Thread(target=dial, args=(port, time.monotonic() + 8)) for _ in range(8)]
+    for caller in callers:
+        caller.start()
+    while any(caller.is_alive() for caller in callers):
+        await asyncio.sleep(0.1)
+    await server.stop(0)
+    print(done[0])
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_strangers_who_dial_at_the_same_moment_do_not_bring_a_server_down() -> None:
+    storm = subprocess.run([sys.executable, "-c", STORM], capture_output=True, text=True, timeout=60)
+    assert storm.returncode == 0, storm.stderr[-2000:]
+    assert int(storm.stdout) > 50

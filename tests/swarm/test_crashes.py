@@ -219,6 +219,7 @@ def test_a_second_daemon_with_a_copied_identity_is_turned_away_and_harms_nobody(
     assert copy.wait(40) not in (0, None)
     before = status(swarm).version
     swarm.wait_for(lambda: status(swarm).version >= before + 2, SETTLE_S, "anna to go on")
+    copy.release()
     del swarm.peers["copy"]
     stop(swarm)
     finish(swarm)
