@@ -330,7 +330,7 @@ def test_a_damaged_log_entry_costs_that_entry_and_not_the_state(tmp_path: Path) 
     (tmp_path / "vault" / "entries" / "1.json").write_text("{garbage")
     again = Vault.open(tmp_path / "vault", RUN)
     assert (again.version, again.root()) == (2, root)
-    assert [kept.commit.version for kept in again.entries()] == [2]
+    assert [kept.commit.version for kept in again.entries] == [2]
     again.close(remove=True)
 
 
