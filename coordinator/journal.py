@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -280,11 +281,11 @@ class _Transaction:
         try:
             self._begun.__exit__(kind, error, trace)
         except sa.exc.SQLAlchemyError as failure:
-            raise JournalError(f"cannot write the journal {self._where}: {_reason(failure)}") from failure
+            raise JournalError(f"cannot write the journal {self._where}: {_reason(failure)}", _fix(failure)) from failure
         finally:
             self._turn.release()
         if isinstance(error, sa.exc.SQLAlchemyError):
-            raise JournalError(f"cannot use the journal {self._where}: {_reason(error)}") from error
+            raise JournalError(f"cannot use the journal {self._where}: {_reason(error)}", _fix(error)) from error
 
 
 def _make_durable(connection: Any, _record: Any) -> None:
@@ -315,3 +316,11 @@ def _clock(at: float) -> str:
 def _reason(error: Exception) -> str:
     """The database's own words, on one line."""
     return str(getattr(error, "orig", None) or error).splitlines()[0]
+
+
+def _fix(error: Exception) -> str:
+    """What to do about the database's trouble."""
+    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
+    if code == sqlite3.SQLITE_FULL:
+        return "free some space on its disk, then serve the run again: it goes on where it was"
+    return "look after its disk, then serve the run again: it goes on where it was"

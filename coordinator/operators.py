@@ -1,8 +1,8 @@
 """What operators ask: checked against the rights of their certificate, answered by the core or the shell, and written down.
 
-Rule: every command ends up in the audit with who, what, when and result, refused ones too, before its answer leaves. Invites
-are made here because tokens are the shell's; all else is the core's. Neighbours: `performer` asks the core, `journal` keeps the
-audit.
+Rule: every command that changes something, and everything that is refused, ends up in the audit with who, what, when and result
+before its answer leaves. Looking leaves no trace: a screen that is refreshed would drown the rest. Invites are made here because
+tokens are the shell's; all else is the core's. Neighbours: `performer` asks the core, `journal` keeps the audit.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from shoal.protocol.admin import (
 from shoal.protocol.invites import Invite
 from shoal.protocol.messages import PeerId
 
+Looks = GetStatus | GetPeers | GetRounds | GetEvents
+"""Commands that change nothing."""
 LONGEST_INVITE_HOURS = 24.0 * 365 * 10
 MOST_USES = 1_000_000
 
@@ -45,12 +47,12 @@ class Operators:
     async def carry_out(self, by: PeerId, rights: frozenset[str], command: AdminCommand) -> AdminReply | AdminError:
         """The answer to one command."""
         reply = await self._answer(by, rights, command)
-        await asyncio.to_thread(self._journal.audit, by, repr(command), _result(reply))
+        if isinstance(reply, AdminError) or not isinstance(command, Looks):
+            await asyncio.to_thread(self._journal.audit, by, repr(command), _result(reply))
         return reply
 
     async def _answer(self, by: PeerId, rights: frozenset[str], command: AdminCommand) -> AdminReply | AdminError:
-        looks_only = isinstance(command, GetStatus | GetPeers | GetRounds | GetEvents)
-        if not ("admin" in rights or (looks_only and "observer" in rights)):
+        if not ("admin" in rights or (isinstance(command, Looks) and "observer" in rights)):
             return AdminError(
                 f"the certificate of {by} has no admin right", "use the admin credential in the coordinator's directory"
             )

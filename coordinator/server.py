@@ -17,16 +17,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
 
 from shoal.coordinator.core import Core
 from shoal.coordinator.enrolment import CERTIFICATE_LIFETIME, Registry
-from shoal.coordinator.journal import Journal, journal_url
+from shoal.coordinator.journal import Journal, JournalError, journal_url
 from shoal.coordinator.operators import Operators
 from shoal.coordinator.performer import Machine, Performer
 from shoal.coordinator.records import RunCreated
@@ -48,6 +48,7 @@ SERVER_LIFETIME = datetime.timedelta(days=365)
 """Of the coordinator's own certificate; a start makes a new one, and so does half of this time."""
 
 Say = Callable[[str, str], None]
+Reply = TypeVar("Reply")
 
 
 async def serve(
@@ -79,7 +80,8 @@ async def serve(
         performer = Performer(machine, journal, say)
         operators = Operators(performer, journal, registry.invite)
         sessions = Sessions(performer, registry.valid_until, say)
-        async with _ports(settings, authority, sessions, operators, registry):
+        broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        async with _ports(settings, authority, sessions, operators, registry, broken):
             place.save_settings(settings)
             write_admin_credential(place, authority, addresses)
             say(
@@ -91,15 +93,17 @@ async def serve(
             if ready is not None:
                 ready.set()
             try:
-                await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if running.done():
-                    running.result()
+                ends: set[asyncio.Future[Any]] = {running, broken, stopping}
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                for ended in (running, broken):
+                    if ended.done():
+                        ended.result()
                 say("the coordinator stops; peers wait for it and come back when it is served again", "info")
             finally:
                 sessions.close_all("the coordinator stops")
-                for task in (running, stopping):
-                    task.cancel()
-                await asyncio.gather(running, stopping, return_exceptions=True)
+                for end in ends:
+                    end.cancel()
+                await asyncio.gather(*ends, return_exceptions=True)
 
 
 def _replayed(journal: Journal, core: Callable[[RunSpec], Machine], place: RunDirectory) -> Machine:
@@ -121,23 +125,30 @@ def _replayed(journal: Journal, core: Callable[[RunSpec], Machine], place: RunDi
 
 @contextlib.asynccontextmanager
 async def _ports(
-    settings: Settings, authority: Authority, sessions: Sessions, operators: Operators, registry: Registry
+    settings: Settings,
+    authority: Authority,
+    sessions: Sessions,
+    operators: Operators,
+    registry: Registry,
+    broken: asyncio.Future[None],
 ) -> AsyncIterator[None]:
-    """Both servers, listening. Their calls end with the block."""
+    """Both servers, listening. Their calls end with the block. `broken` gets the JournalError of a call that met one."""
     own = _OwnCertificate(authority)
     members = new_server(Kind.SESSION)
     members.add_generic_rpc_handlers(
         handlers(
             SESSION.serve(_session(sessions)),
-            ADMIN.serve(_admin(operators)),
-            RENEW.serve(_renew(registry)),
+            ADMIN.serve(_admin(operators, broken)),
+            RENEW.serve(_renew(registry, broken)),
             _wrong_port_for(ENROL.path),
         )
     )
     newcomers = new_server(Kind.ENROLMENT)
     newcomers.add_generic_rpc_handlers(
         handlers(
-            ENROL.serve(_enrol(registry)), *(_wrong_port_for(method.path) for method in (ADMIN, RENEW)), _wrong_port_for_sessions()
+            ENROL.serve(_enrol(registry, broken)),
+            *(_wrong_port_for(method.path) for method in (ADMIN, RENEW)),
+            _wrong_port_for_sessions(),
         )
     )
     _listen(members, settings.listen, server_credentials(own.current))
@@ -204,32 +215,43 @@ def _session(sessions: Sessions) -> Callable[[Any, Any], Any]:
     return session
 
 
-def _admin(operators: Operators) -> Callable[[AdminCommand, Any], Any]:
+def _admin(operators: Operators, broken: asyncio.Future[None]) -> Callable[[AdminCommand, Any], Any]:
     async def admin(command: AdminCommand, context: Any) -> AdminReply | AdminError:
         caller = caller_of(context)
-        return await operators.carry_out(caller.peer, caller.rights, command)
+        return await _or_end(operators.carry_out(caller.peer, caller.rights, command), context, broken)
 
     return admin
 
 
-def _renew(registry: Registry) -> Callable[[Renew, Any], Any]:
+def _renew(registry: Registry, broken: asyncio.Future[None]) -> Callable[[Renew, Any], Any]:
     async def renew(request: Renew, context: Any) -> Enrolled:
         try:
-            return await asyncio.to_thread(registry.renew, request, caller_of(context).peer)
+            return await _or_end(asyncio.to_thread(registry.renew, request, caller_of(context).peer), context, broken)
         except (InviteError, IdentityError, RefusedError) as error:
             await _refuse(context, error)
 
     return renew
 
 
-def _enrol(registry: Registry) -> Callable[[Enrol, Any], Any]:
+def _enrol(registry: Registry, broken: asyncio.Future[None]) -> Callable[[Enrol, Any], Any]:
     async def enrol(request: Enrol, context: Any) -> Enrolled:
         try:
-            return await asyncio.to_thread(registry.enrol, request)
+            return await _or_end(asyncio.to_thread(registry.enrol, request), context, broken)
         except (InviteError, IdentityError, RefusedError) as error:
             await _refuse(context, error)
 
     return enrol
+
+
+async def _or_end(work: Awaitable[Reply], context: Any, broken: asyncio.Future[None]) -> Reply:
+    """What a call comes to. A journal that fails ends this process, and is nothing that the caller did wrong."""
+    try:
+        return await work
+    except JournalError as error:
+        if not broken.done():
+            broken.set_exception(error)
+        await context.abort(grpc.StatusCode.INTERNAL, "the coordinator cannot use its journal, and ends")
+        raise AssertionError("abort raises") from error
 
 
 async def _refuse(context: Any, error: ShoalError) -> NoReturn:

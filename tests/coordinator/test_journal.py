@@ -228,6 +228,18 @@ def test_a_use_is_not_spent_when_the_enrolment_is_not_recorded(journal: Journal,
     raw.close()
 
 
+def test_a_full_disk_is_said_with_what_to_do(journal: Journal) -> None:
+    with journal._transaction() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(JournalError, match="database or disk is full — free some space on its disk, then serve the run again"):
+        journal.audit("op", "x" * 100_000, "done")
+    with journal._transaction() as connection:
+        connection.exec_driver_sql("PRAGMA max_page_count=1000000")
+    journal.audit("op", "y", "done")
+    assert [line.what for line in journal.audited()] == ["y"]
+
+
 def test_operators_commands_are_kept_in_order(journal: Journal) -> None:
     for number in range(5):
         journal.audit("op", f"Pause {number}", "done")

@@ -28,12 +28,12 @@ from shoal.coordinator.records import PauseSet, Record, TermRaised
 from shoal.coordinator.server import serve
 from shoal.coordinator.sessions import OUTBOX, host_of
 from shoal.coordinator.setup import SetupError, init
-from shoal.peer.enrol import Credentials, Keeper, come_in, enrol, load
+from shoal.peer.enrol import Credentials, Keeper, come_in, enrol, load, renew
 from shoal.peer.events import Heard, Offline, Online
 from shoal.peer.session import GrpcDial, SessionLink
 from shoal.protocol.admin import Done, GetStatus, Invitation, MakeInvite, Pause, Resume
 from shoal.protocol.channels import Kind, open_channel
-from shoal.protocol.errors import IdentityError, InviteError, RefusedError, ShoalError, UnreachableError
+from shoal.protocol.errors import IdentityError, InviteError, RefusedError, RemoteProtocolError, ShoalError, UnreachableError
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import Invite, parse
 from shoal.protocol.messages import (
@@ -465,11 +465,12 @@ class SoonRenewed(Credentials):
 # --- operators ------------------------------------------------------------------------------------------------------------------
 
 
-async def test_an_operator_is_answered_and_everything_is_written_down(run: tuple[Path, Invite], tmp_path: Path) -> None:
+async def test_changes_and_refusals_are_written_down_and_looking_is_not(run: tuple[Path, Invite], tmp_path: Path) -> None:
     directory, invite = run
     async with serving(directory):
         assert await ask(directory, Pause()) == Done("Pause")
         assert await ask(directory / "admin", Resume()) == Done("Resume")
+        assert await ask(directory, GetStatus()) == Done("GetStatus")
         volunteer = await come_in(tmp_path / "p", invite)
         with pytest.raises(RefusedError, match=f"certificate of {volunteer.peer} has no admin right"):
             await ask(tmp_path / "p", Pause())
@@ -489,7 +490,7 @@ async def test_an_operator_is_answered_and_everything_is_written_down(run: tuple
         (volunteer.peer, "GetStatus()", f"refused: the certificate of {volunteer.peer} has no admin right"),
         (operator, "MakeInvite(uses=0, hours=1.0)", "refused: cannot make an invite for 0 uses within 1 hours"),
     ]
-    assert pauses == [operator, operator]
+    assert pauses == [operator] * 3  # the small core writes this down whatever it is asked
 
 
 async def test_an_operator_of_a_stopped_coordinator_gets_one_sentence(run: tuple[Path, Invite], tmp_path: Path) -> None:
@@ -541,6 +542,30 @@ async def test_a_fault_in_the_core_ends_the_coordinator(run: tuple[Path, Invite]
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(task, 10)
     await one.leave()
+
+
+@pytest.mark.parametrize("errand", ["enrol", "renew", "admin"])
+async def test_a_full_disk_ends_the_coordinator_and_is_not_the_callers_fault(
+    run: tuple[Path, Invite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, errand: str
+) -> None:
+    def full(*_: object) -> None:
+        raise JournalError("cannot write the journal: database or disk is full", "free some space")
+
+    directory, invite = run
+    credentials = await come_in_at(directory, invite, tmp_path / "p")
+    monkeypatch.setattr(JournalFile, {"enrol": "enrol", "renew": "enrolled", "admin": "audit"}[errand], full)
+    ready = asyncio.Event()
+    task = asyncio.create_task(serve(directory, core=SmallCore, ready=ready, say=lambda text, level: None))
+    await asyncio.wait_for(ready.wait(), 5)
+    calls = {
+        "enrol": lambda: enrol(invite, tmp_path / "q"),
+        "renew": lambda: renew(credentials),
+        "admin": lambda: ask(directory, Pause()),
+    }
+    with pytest.raises(RemoteProtocolError, match="the coordinator cannot use its journal, and ends — look into"):
+        await calls[errand]()
+    with pytest.raises(JournalError, match="disk is full — free some space"):
+        await asyncio.wait_for(task, 5)
 
 
 async def test_proxy_variables_do_not_matter(run: tuple[Path, Invite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
