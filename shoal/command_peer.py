@@ -69,7 +69,9 @@ def join(
 
     from shoal import leash, panel
     from shoal.failures import SettingsError
+    from shoal.peer.allocator import settle_allocator
 
+    settle_allocator()
     if leashed:
         leash.wear()
     if data is not None and not data.is_dir():

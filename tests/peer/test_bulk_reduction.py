@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,3 +153,33 @@ def test_launchers_get_the_allocator_settings_and_can_override_them() -> None:
     assert malloc_environment({"PATH": "/bin"}) == {**MALLOC_ENVIRONMENT, "PATH": "/bin"}
     assert malloc_environment({"MALLOC_ARENA_MAX": "8"})["MALLOC_ARENA_MAX"] == "8"
     assert 1 <= part_threads() <= 4
+
+
+MAPPED = """
+import ctypes, {first}
+class Info(ctypes.Structure):
+    _fields_ = [("before", ctypes.c_size_t * 3), ("hblks", ctypes.c_size_t), ("after", ctypes.c_size_t * 6)]
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype, libc.malloc.restype, libc.malloc.argtypes = Info, ctypes.c_void_p, [ctypes.c_size_t]
+{then}
+before = libc.mallinfo2().hblks
+libc.malloc(20 << 20)
+print(libc.mallinfo2().hblks - before)
+"""
+"""Says how many mappings a large buffer took."""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc")
+def test_a_daemon_keeps_large_buffers_in_its_heap_unless_its_environment_says_otherwise() -> None:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    settled = MAPPED.format(first="shoal.peer.allocator as allocator", then="allocator.settle_allocator()")
+    for script, environment, mappings in (
+        (MAPPED.format(first="sys", then=""), plain, 1),
+        (settled, plain, 0),
+        (settled, plain | {"MALLOC_MMAP_THRESHOLD_": "1000000"}, 1),
+        (MAPPED.format(first="sys", then=""), malloc_environment(plain), 0),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60
+        )
+        assert int(done.stdout) == mappings, (script, environment)
