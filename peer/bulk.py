@@ -86,6 +86,8 @@ _RETIRED_S = 600.0
 """How long calls on a channel that was replaced may go on; a round does not take longer by default."""
 _ROUNDS_REMEMBERED = 1024
 _STOP_GRACE_S = 0.5
+_LEAST_BYTES = 64 << 10
+"""What a download must bring within `Limits.progress_s`: 1 kB/s by default, which no link that can train is below."""
 
 
 class BulkPlane:
@@ -113,7 +115,6 @@ class BulkPlane:
         self._frozen: FrozenStates | None = None
         self._keep_entries = 0
         self._serving = True
-        self._banned: frozenset[PeerId] = frozenset()
         self._rounds: dict[int, Exchange] = {}
         self._over: OrderedDict[int, tuple[int, int]] = OrderedDict()
         """Rounds that were dropped, with the bytes sent and received in them."""
@@ -164,13 +165,6 @@ class BulkPlane:
         self._reducer = Reducer(self._workers, (send_codec, return_codec), self._reduced, self._fail)
         self._frozen = FrozenStates(vault, self._workers)
         self._keep_entries = keep_entries
-
-    def ban(self, peers: frozenset[PeerId]) -> None:
-        """Refuse these peers from now on, open streams included."""
-        self._banned = peers
-        for exchange in self._rounds.values():
-            for peer in peers & exchange.inbound.keys():
-                exchange.inbound[peer].end()
 
     async def settled(self) -> None:
         """Returns when all work on whole states that was asked for before is done."""
@@ -398,8 +392,6 @@ class BulkPlane:
             await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, f"the certificate of {peer} expired")
         if "peer" not in caller.rights:
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, f"{peer} is no peer of this run")
-        if peer in self._banned:
-            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, f"{peer} is banned from this run")
         return peer
 
     async def _refuse(self, context: Any, code: grpc.StatusCode, reason: str) -> NoReturn:
@@ -555,17 +547,20 @@ def _why(error: BaseException) -> str:
 
 
 async def _steadily(call: Any, progress_s: float) -> AsyncIterator[bytes]:
-    """The messages of a download, each within the deadline of the one before. Raises TimeoutError that says how far it came."""
-    messages, count = aiter(call), 0
+    """The messages of a download: the first within `progress_s`, then _LEAST_BYTES within each `progress_s`, so that nobody who
+    lets them drip holds us for ever. Only waiting counts, not what the reader does in between. Raises TimeoutError."""
+    clock = asyncio.get_running_loop().time
+    messages, total, counted, left_s = aiter(call), 0, 0, progress_s
     while True:
+        began = clock()
         try:
-            async with asyncio.timeout(progress_s):
+            async with asyncio.timeout(left_s):
                 message: bytes = await anext(messages)
         except StopAsyncIteration:
             return
         except TimeoutError:
             call.cancel()
-            raise TimeoutError(f"no bytes within {progress_s:g} s, after {count} messages") from None
+            raise TimeoutError(f"{total - counted} bytes came within {progress_s:g} s, after {counted}") from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -574,5 +569,8 @@ async def _steadily(call: Any, progress_s: float) -> AsyncIterator[bytes]:
         if not message:
             call.cancel()
             raise RemoteProtocolError("an empty message, which is no progress")
-        count += 1
+        left_s -= clock() - began
+        if not total or total + len(message) >= counted + _LEAST_BYTES:
+            counted, left_s = total + len(message), progress_s
+        total += len(message)
         yield message

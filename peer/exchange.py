@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError, Unrea
 from shoal.protocol.frames import FrameHeader
 from shoal.protocol.messages import PartKey, PeerId, Plan, Section
 
+LOG = logging.getLogger("shoal.peer")
 _ROUND_IDS = ("run", "term", "group", "fragment", "round")
 _EOF: Any = vars(grpc.aio)["EOF"]
 _FRAMES_REMEMBERED = 16
@@ -98,6 +100,7 @@ class Exchange:
         self.over = False
         self.sent_bytes = 0
         self.received_bytes = 0
+        self._told_own_fault = False
         self._owners: dict[PartKey, PeerId] = {}
         self._own_parts: set[PartKey] = set()
         self._allowance = 0
@@ -173,6 +176,14 @@ class Exchange:
         part = self.tools.vault.parts[key.part]
         return self.tools.send_codec.encode(self.tools.vault.pending[part.start : part.stop], spans)
 
+    def own_fault(self, key: PartKey, error: CodecError) -> str:
+        """This peer cannot contribute to a part, which is nobody else's failure: the sentence, also told to the volunteer once."""
+        reason = f"this peer's contribution to part {key.part} of round {key.round} cannot be encoded: {error}"
+        if not self._told_own_fault:
+            self._told_own_fault = True
+            LOG.warning("%s; the round goes on without it", reason)
+        return reason
+
     def encode_frame(self, key: PartKey) -> bytes:
         """In a worker thread: the same, framed."""
         return frames.encode(self.header(key, self.weights[self.tools.me]), self.encode(key))
@@ -208,7 +219,7 @@ class Exchange:
             try:
                 payload = await self.tools.workers.part(self.encode, key)
             except CodecError as error:
-                self.tools.emit(ContributionRefused(key, me, str(error)))
+                self.tools.emit(ContributionRefused(key, me, self.own_fault(key, error)))
                 continue
             self._hold(key, me, memoryview(payload))
 
@@ -328,6 +339,11 @@ class Exchange:
 
     # --- as collector -----------------------------------------------------------------------------------------------------------
 
+    def owes(self, reducer: PeerId) -> bool:
+        """Whether a reducer has parts by plan of which nothing final is here."""
+        here = {(key.section, key.part) for key in self.results}
+        return any(owner == reducer and (key.section, key.part) not in here for key, owner in self._owners.items())
+
     def expects(self, header: FrameHeader, payload: memoryview, reducer: PeerId) -> bool:
         """Whether to `collect` a final part that came in, which then counts as being here; what is not wanted is counted."""
         if reason := self._unwanted(header, payload, reducer):
@@ -437,7 +453,7 @@ class Outbound:
                 return
             raise _BrokenError(f"stream to the reducer: {error.code().name.lower()}: {error.details()}") from error
         except TimeoutError as error:
-            raise _BrokenError(f"stream to the reducer: no progress within {self._exchange.tools.limits.progress_s:g} s") from error
+            raise _BrokenError("stream to the reducer: no progress within its deadline") from error
         finally:
             for task in tasks:
                 task.cancel()
@@ -454,8 +470,7 @@ class Outbound:
             try:
                 frame = await exchange.tools.workers.part(exchange.encode_frame, key)
             except CodecError as error:
-                reason = f"this peer's contribution to part {key.part} cannot be encoded: {error}"
-                exchange.tools.emit(StreamFailed(key.round, self._reducer, reason))
+                exchange.tools.emit(StreamFailed(key.round, exchange.tools.me, exchange.own_fault(key, error)))
                 continue
             await encoded.put(frame)
 
@@ -473,10 +488,8 @@ class Outbound:
     async def _read(self, call: Any) -> None:
         exchange = self._exchange
         in_hand = asyncio.Semaphore(exchange.tools.limits.results_in_hand)
-        patience_s = exchange.plan.deadline_s + exchange.tools.limits.progress_s
         while True:
-            async with asyncio.timeout(patience_s):
-                frame = await call.read()
+            frame = await self._frame(call)
             if frame is _EOF:
                 return
             exchange.received_bytes += len(frame)
@@ -491,6 +504,20 @@ class Outbound:
             await in_hand.acquire()
             task = exchange.spawn(exchange.collect(header.key, payload))
             task.add_done_callback(lambda _: in_hand.release())
+
+    async def _frame(self, call: Any) -> Any:
+        """The next message. Raises TimeoutError when it does not come and something is owed; a round may wait for other things
+        than this reducer."""
+        exchange = self._exchange
+        reading = asyncio.ensure_future(call.read())
+        try:
+            while not reading.done():
+                await asyncio.wait({reading}, timeout=exchange.plan.deadline_s + exchange.tools.limits.progress_s)
+                if not reading.done() and exchange.owes(self._reducer):
+                    raise TimeoutError
+            return reading.result()
+        finally:
+            reading.cancel()
 
 
 class Inbound:
