@@ -121,7 +121,6 @@ class Built:
     device: str
     threads: int
     data_fingerprint: bytes
-    training_samples: int
     note: str = ""
     """What the volunteer should know ("no CUDA here: training on the CPU")."""
 

@@ -29,7 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.compression.codec import Codec, codec
+from shoal.optim.diloco import DiLoCo
 from shoal.optim.layout import ParameterLayout, Part
+from shoal.optim.strategy import Strategy
 from shoal.peer.attach import HostCallbacks, TrainerHost, TrainerSettings, VaultPlace
 from shoal.peer.bulk import BulkPlane
 from shoal.peer.engine import Engine, Introduction, Kept
@@ -57,7 +59,7 @@ from shoal.peer.events import (
 )
 from shoal.peer.session import GrpcDial, SessionLink
 from shoal.peer.slots import Slot, runs, take_directory, take_slot
-from shoal.peer.vault import Vault, VaultBusyError, VaultError, copy_whole, shared_memory_directory
+from shoal.peer.vault import Vault, VaultBusyError, VaultError, copy_whole, log_bytes, shared_memory_directory
 from shoal.peer.workers import Workers, settle_daemon_process
 from shoal.protocol.channels import join_address, split_address
 from shoal.protocol.errors import InviteError, RefusedError, ShoalError, UnreachableError
@@ -162,6 +164,7 @@ class Daemon:
         """A run that was made anew under the same name has another authority, and nothing to do with an old local copy."""
         self._vault_directory = shared_memory_directory() / f"shoal-{os.getuid()}-{self._run}-{self._me}"
         self._vault: Vault | None = None
+        self._strategy: Strategy = DiLoCo()
         self._spec: RunSpec | None = None
         self._session = NO_SESSION
         self._dropping = False
@@ -334,7 +337,7 @@ class Daemon:
         if not self._vault_directory.exists():
             return Kept()
         try:
-            vault = self._vault = Vault.open(self._vault_directory, self._run_id)
+            vault = self._vault = Vault.open(self._vault_directory, self._run_id, strategy=self._strategy)
         except VaultBusyError:
             raise
         except VaultError as error:
@@ -357,8 +360,9 @@ class Daemon:
                 "install the model code and versions that the other peers use, or remove that directory",
             )
         if self._vault is None:
-            keep = spec.state.keep_entries
-            self._vault = Vault.create(self._vault_directory, self._run_id, layout.values, layout.hash, parts, keep)
+            log = log_bytes(parts, _codecs(spec)[1], spec.state.keep_entries + 1)  # and the one that is being reduced
+            where, strategy = self._vault_directory, self._strategy
+            self._vault = Vault.create(where, self._run_id, layout.values, layout.hash, parts, log_bytes=log, strategy=strategy)
             self._vault.keep_session(self._session)
             self._attach(self._vault)
         return VaultPlace(self._vault_directory, Layout(layout.hash, layout.values, (FragmentShape(len(parts)),)))

@@ -59,6 +59,8 @@ class _Round:
     data: int
     index: int
     end: int = 0
+    index_end: int = 0
+    """Bytes of whole records; the next record goes here, over what a failed write may have left."""
     users: int = 0
     """Threads that read or write the data file at this moment, without the lock."""
     parts: dict[bytes, StoredPart] = field(default_factory=dict)
@@ -87,13 +89,13 @@ class PartStore:
             offset, files.end = files.end, files.end + length
             data = self._use(files)
         try:
-            written = 0
-            while written < length:
-                written += os.pwrite(data, memoryview(payload)[written:], offset + written)
+            _write_at(data, payload, offset)
             with self._lock:
                 if self._rounds.get(key.round) is not files:
                     return
-                os.write(files.index, _RECORD.pack(_SECTIONS[key.section], key.part, key.attempt, length, offset, digest))
+                record = _RECORD.pack(_SECTIONS[key.section], key.part, key.attempt, length, offset, digest)
+                _write_at(files.index, record, files.index_end)
+                files.index_end += len(record)
                 files.parts[digest] = StoredPart(key, digest, offset, length)
         except OSError as error:
             if error.errno == errno.ENOSPC:
@@ -178,7 +180,7 @@ class PartStore:
         if not self._path(round_id, "bytes").exists() and self._spare.exists():
             os.replace(self._spare, self._path(round_id, "bytes"))
         data = os.open(self._path(round_id, "bytes"), flags, 0o600)
-        index = os.open(self._path(round_id, "index"), flags | os.O_APPEND, 0o600)
+        index = os.open(self._path(round_id, "index"), flags, 0o600)
         self._rounds[round_id] = files = _Round(data, index)
         return files
 
@@ -188,8 +190,16 @@ class PartStore:
         records = os.read(files.index, os.fstat(files.index).st_size)
         whole = len(records) - len(records) % _RECORD.size
         os.ftruncate(files.index, whole)
+        files.index_end = whole
         for section, part, attempt, length, offset, digest in _RECORD.iter_unpack(records[:whole]):
             if section in _SECTION_OF and offset + length <= size:
                 key = PartKey(round_id, _SECTION_OF[section], part, attempt)
                 files.parts[digest] = StoredPart(key, digest, offset, length)
                 files.end = max(files.end, offset + length)
+
+
+def _write_at(descriptor: int, content: bytes | memoryview, offset: int) -> None:
+    """All of `content`, however many writes it takes."""
+    written = 0
+    while written < len(content):
+        written += os.pwrite(descriptor, memoryview(content)[written:], offset + written)

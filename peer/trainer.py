@@ -2,7 +2,7 @@
 
     load      local := shared - pending        shared state, without what this peer did and nobody has committed yet
     step      forward, backward, clip, AdamW   H times, at a rate that depends on committed progress only
-    publish   delta := base - local            into the vault, whole or not at all
+    publish   delta := base - local            into the vault, whole or not at all (both by the run's strategy)
     wait      daemon and peers average the deltas and move the shared state; then again
 
 Rule 1: nothing that is not finite is ever published. A loss, gradient or delta that is not ends the peer's round with weight 0:
@@ -35,9 +35,11 @@ from typing import assert_never
 
 import torch
 
+from shoal.optim.diloco import DiLoCo
 from shoal.optim.inner import InnerTraining, inner_optimizer
 from shoal.optim.layout import ParameterLayout
 from shoal.optim.schedule import Schedule
+from shoal.optim.strategy import Strategy
 from shoal.peer.attach import (
     Attached,
     Built,
@@ -82,8 +84,17 @@ STATE_PATIENCE_S = 30.0
 class Trainer:
     """Model, inner optimizer and data of one peer, and what its daemon can ask of them."""
 
-    def __init__(self, spec: RunSpec, settings: TrainerSettings, make_task: MakeTask, corpus: Corpus, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        settings: TrainerSettings,
+        make_task: MakeTask,
+        corpus: Corpus,
+        device: torch.device,
+        strategy: Strategy | None = None,
+    ) -> None:
         self.spec, self.settings, self.make_task, self.corpus, self.device = spec, settings, make_task, corpus, device
+        self.strategy = strategy or DiLoCo()
         self.task = make_task(spec)
         self.task.module.to(device)
         self.layout = ParameterLayout.of(self.task.module)
@@ -108,16 +119,17 @@ class Trainer:
             if not math.isfinite(loss) or not math.isfinite(norm):
                 return self.give_up(order, vault, score, f"loss {loss}, gradient norm {norm} in step {score.steps + 1}")
             score.add(len(samples), loss)
-            if score.due():
+            if score.due(now := time.perf_counter()):
+                score.told = now
                 link.send(Progressed(self.steps, score.loss, score.tokens_per_s))
 
         order, _ = listen(link, order)  # the round may have got another name during the last step
         delta = self.layout.gather(self.task.module, vault.begin_publish())
-        torch.sub(self.base, delta, out=delta)
+        self.strategy.publish(self.base, delta, delta)
         if trouble := self.layout.describe_non_finite(delta):
             return self.give_up(order, vault, score, trouble)
         trained = order.trained + score.samples
-        vault.publish(order.round, trained)
+        vault.publish(trained)
         weight = trained * self.spec.data.sequence_length
         return Published(order.round, trained, weight, score.steps, score.loss, score.seconds)
 
@@ -174,7 +186,7 @@ class Trainer:
     def give_up(self, order: Train, vault: Vault, score: Score, trouble: str) -> Published:
         """Drop local progress, pending included, and the moments; publish zeros of weight 0 and say why."""
         vault.begin_publish().zero_()
-        vault.publish(order.round, 0)
+        vault.publish(0)
         self.inner = inner_training(self.task.module, self.spec)
         return Published(order.round, 0, 0, score.steps, 0.0, score.seconds, trouble)
 
@@ -212,20 +224,17 @@ class Score:
     steps: int = 0
     samples: int = 0
     total_loss: float = 0.0
-    told: float = 0.0
+    told: float = -math.inf
+    """When the daemon was told last."""
 
     def add(self, samples: int, loss: float) -> None:
         self.steps += 1
         self.samples += samples
         self.total_loss += samples * loss
 
-    def due(self) -> bool:
-        """Whether it is time to tell the daemon; true at most every PROGRESS_EVERY_S seconds."""
-        now = time.perf_counter()
-        if now - self.told < PROGRESS_EVERY_S:
-            return False
-        self.told = now
-        return True
+    def due(self, now: float) -> bool:
+        """Whether it is time to tell the daemon again."""
+        return now - self.told >= PROGRESS_EVERY_S
 
     @property
     def loss(self) -> float:
@@ -292,11 +301,12 @@ def serve(link: Link, make_task: MakeTask | None = None) -> None:
     configure = link.expect(Configure)
     spec, settings = RunSpec.from_json(configure.spec.encode()), configure.settings
     device, note = choose_device(settings.device)
+    strategy = DiLoCo()
     torch.set_num_threads(settings.threads)
     corpus = open_corpus(spec, Path(settings.data_dir) if settings.data_dir else None)
-    trainer = Trainer(spec, settings, make_task or (lambda spec: build_task(spec, settings.allowed)), corpus, device)
-    link.send(Built(trainer.layout.to_json(), str(device), settings.threads, corpus.fingerprint, corpus.training.samples, note))
-    vault = Vault.attach(Path(link.expect(UseVault).directory))
+    trainer = Trainer(spec, settings, make_task or (lambda spec: build_task(spec, settings.allowed)), corpus, device, strategy)
+    link.send(Built(trainer.layout.to_json(), str(device), settings.threads, corpus.fingerprint, note))
+    vault = Vault.attach(Path(link.expect(UseVault).directory), strategy)
     link.send(Attached())
     while True:
         match link.receive():

@@ -42,15 +42,17 @@ import torch
 
 from shoal.compression.codec import Codec
 from shoal.compression.codec import codec as codec_named
+from shoal.optim.diloco import DiLoCo
 from shoal.optim.layout import Part
-from shoal.optim.outer import fingerprint, nesterov_step
+from shoal.optim.outer import fingerprint
+from shoal.optim.strategy import Strategy
 from shoal.peer.partstore import PartStore, storage_full
 from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError, ShoalError
 from shoal.protocol.locks import FileLock, LockHeldError
 from shoal.protocol.messages import NO_VERSION, Commit, Decision, Section
 from shoal.protocol.plain import from_plain, to_plain
 
-FORMAT = 1
+FORMAT = 2
 
 _MAGIC = int.from_bytes(b"shoalvlt", "little")
 _CONTROL_BYTES = 4096
@@ -64,14 +66,11 @@ _CONTROL_BYTES = 4096
     _INSTALLING,
     _ACTIVE,
     _DROPPING,
-    _SLOT_ROUND,
-    _SLOT_ROUND_1,
     _SLOT_TRAINED,
     _SLOT_TRAINED_1,
     _SESSION,
-) = range(14)
+) = range(12)
 """Indices of the control words (64 bit, signed; -1 where a version is none). Stores of aligned words are not torn."""
-_NO_ROUND = -1
 
 
 class VaultError(ShoalError):
@@ -122,9 +121,10 @@ def _root_hash(version: int, layout_hash: bytes) -> hashlib._Hash:
 class Vault:
     """Shared state, slots and log of one peer. One thread at a time may change it; readers need no lock."""
 
-    def __init__(self, directory: Path, lock: FileLock | None) -> None:
-        """Map the files of a finished vault. Use `create`, `open` or `attach`."""
+    def __init__(self, directory: Path, lock: FileLock | None, strategy: Strategy | None = None) -> None:
+        """Map the files of a finished vault. Use `create`, `open` or `attach`. `strategy` (default: DiLoCo) moves shared state."""
         self.directory = directory
+        self.strategy = strategy or DiLoCo()
         self._lock = lock
         about = _read_about(directory)
         self.run: str = about["run"]
@@ -152,12 +152,20 @@ class Vault:
 
     @classmethod
     def create(
-        cls, directory: Path, run: str, values: int, layout_hash: bytes, parts: Sequence[Part], keep_entries: int = 8
+        cls,
+        directory: Path,
+        run: str,
+        values: int,
+        layout_hash: bytes,
+        parts: Sequence[Part],
+        *,
+        log_bytes: int = 0,
+        strategy: Strategy | None = None,
     ) -> Vault:
         """Make an empty vault (no version yet) and own it. What stood in its place is removed.
 
-        All memory is taken now, so that a full file system is this error and not a SIGBUS later. Raises StorageFullError and
-        VaultError.
+        All memory of the files is taken now, so that a full file system is this error and not a SIGBUS later; for the log there
+        must be `log_bytes` more at this moment. Raises StorageFullError and VaultError.
         """
         if values <= 0 or not parts:
             raise VaultError("a vault needs at least one value and one part")
@@ -177,10 +185,10 @@ class Vault:
             largest = max(part.stop - part.start for part in parts)
             sizes = dict.fromkeys(("theta.f32", "momentum.f32", "slot-0.f32", "slot-1.f32"), 4 * values)
             sizes |= {"scratch.f32": 8 * largest, "control": _CONTROL_BYTES}
-            need = sum(sizes.values()) + (keep_entries + 1) * values
+            need = sum(sizes.values()) + log_bytes
             status = os.statvfs(directory)
             if status.f_bavail * status.f_frsize < need:
-                raise storage_full(directory, need, f"{values:,} parameters and {keep_entries} log entries")
+                raise storage_full(directory, need, f"{values:,} parameters and the log")
             try:
                 for name, size in sizes.items():
                     _allocate(directory / name, size)
@@ -189,13 +197,12 @@ class Vault:
                     raise storage_full(directory, need, f"{values:,} parameters") from error
                 raise
             (directory / "entries").mkdir()
-            words = [0] * 14
+            words = [0] * 12
             words[_MAGIC_WORD], words[_FORMAT_WORD] = _MAGIC, FORMAT
             for word in (_VERSION, _APPLYING, _INSTALLING):
                 words[word] = NO_VERSION
-            words[_SLOT_ROUND] = words[_SLOT_ROUND_1] = _NO_ROUND
             with open(directory / "control", "r+b") as file:
-                file.write(struct.pack("<14q", *words))
+                file.write(struct.pack("<12q", *words))
             about = {
                 "format": FORMAT,
                 "run": run,
@@ -204,20 +211,20 @@ class Vault:
                 "parts": [[part.start, part.stop, list(part.spans)] for part in parts],
             }
             _write_whole(directory / "vault.json", json.dumps(about).encode())
-            return cls(directory, lock)
+            return cls(directory, lock, strategy)
         except BaseException:
             lock.release()
             raise
 
     @classmethod
-    def open(cls, directory: Path, run: str, layout_hash: bytes | None = None) -> Vault:
+    def open(cls, directory: Path, run: str, layout_hash: bytes | None = None, strategy: Strategy | None = None) -> Vault:
         """Own the vault that an earlier daemon left here, and finish what it was doing. Raises VaultError when there is none, when
         it is damaged or belongs to another run or model, and VaultBusyError when another daemon has it open."""
         if not (directory / "vault.json").exists():
             raise VaultError(f"there is no vault in {directory}")
         lock = _own(directory)
         try:
-            vault = cls(directory, lock)
+            vault = cls(directory, lock, strategy)
             if vault.run != run or (layout_hash is not None and vault.layout_hash != layout_hash):
                 raise VaultError(
                     f"the vault in {directory} belongs to another run or model", "remove it, or choose another directory"
@@ -232,11 +239,11 @@ class Vault:
         return vault
 
     @classmethod
-    def attach(cls, directory: Path) -> Vault:
+    def attach(cls, directory: Path, strategy: Strategy | None = None) -> Vault:
         """Map a vault that a daemon owns, as its trainer does: to read shared state, to publish, and to write version 0."""
         if not (directory / "vault.json").exists():
             raise VaultError(f"there is no vault in {directory}")
-        return cls(directory, None)
+        return cls(directory, None, strategy)
 
     def close(self, remove: bool = False) -> None:
         """Let go of the files; `remove` deletes them (mappings of other processes stay valid)."""
@@ -279,11 +286,6 @@ class Vault:
         return self._slots[self._words[_ACTIVE]]
 
     @property
-    def published_round(self) -> int:
-        """The round under which the active slot was published, or -1."""
-        return self._words[_SLOT_ROUND + self._words[_ACTIVE]]
-
-    @property
     def trained(self) -> int:
         """Samples behind the active slot."""
         return self._words[_SLOT_TRAINED + self._words[_ACTIVE]]
@@ -302,8 +304,14 @@ class Vault:
         return self._consistent(version, lambda: self.theta.clone() if out is None else out.copy_(self.theta))
 
     def read_local(self, version: int, out: torch.Tensor | None = None) -> torch.Tensor | None:
-        """`theta - pending` at `version`, from which a member trains, or None when the vault is not at that version (any more)."""
-        return self._consistent(version, lambda: torch.sub(self.theta, self.pending, out=out))
+        """Where a member goes on from at `version`, or None when the vault is not at that version (any more)."""
+        local = torch.empty_like(self.theta) if out is None else out
+
+        def load() -> torch.Tensor:
+            self.strategy.load(self.theta, self.pending, local)
+            return local
+
+        return self._consistent(version, load)
 
     def _consistent(self, version: int, read: Callable[[], torch.Tensor]) -> torch.Tensor | None:
         sequence = self._words[_SEQUENCE]
@@ -327,10 +335,9 @@ class Vault:
         """The inactive slot, to write base minus local into. (values,) Nothing changes for anybody until `publish`."""
         return self._slots[1 - self._words[_ACTIVE]]
 
-    def publish(self, round_id: int, trained: int) -> None:
-        """Make what was written into the inactive slot the published pseudo-gradient."""
+    def publish(self, trained: int) -> None:
+        """Make what was written into the inactive slot the published pseudo-gradient, with the samples behind it."""
         slot = 1 - self._words[_ACTIVE]
-        self._words[_SLOT_ROUND + slot] = round_id
         self._words[_SLOT_TRAINED + slot] = trained
         self._words[_ACTIVE] = slot
 
@@ -354,7 +361,6 @@ class Vault:
         self._words[_DROPPING] = 1
         self.observe("dropping")
         slot = self._words[_ACTIVE]
-        self._words[_SLOT_ROUND + slot] = _NO_ROUND
         self._words[_SLOT_TRAINED + slot] = 0
         self._slots[slot].zero_()
         self.observe("dropped")
@@ -398,7 +404,8 @@ class Vault:
                 codec.decode(payloads(index), part.spans, delta[: _size(part)])
                 theta.copy_(self.theta[part.start : part.stop])
                 momentum.copy_(self.momentum[part.start : part.stop])
-                nesterov_step(theta, momentum, delta[: _size(part)], commit.outer_lr, commit.outer_momentum, buffer[: _size(part)])
+                update, lr, mu = delta[: _size(part)], commit.outer_lr, commit.outer_momentum
+                self.strategy.step(theta, momentum, update, lr, mu, buffer[: _size(part)])
                 self.observe("computed")
                 self._words[_PROGRESS] = 2 * index + 1
             self.observe("copying")
@@ -603,6 +610,11 @@ class Incoming:
     def digest(self) -> bytes:
         """SHA-256 root of what arrived."""
         return self._digest.digest()
+
+
+def log_bytes(parts: Sequence[Part], codec: Codec, entries: int) -> int:
+    """What the parts of this many log entries take; `codec` is the return codec."""
+    return entries * sum(codec.encoded_size(part.spans) for part in parts)
 
 
 def _size(part: Part) -> int:

@@ -95,7 +95,7 @@ class ScriptedPeer:
 
     def publish(self, delta: torch.Tensor, round_id: int) -> None:
         self.vault.begin_publish().copy_(delta)
-        self.vault.publish(round_id, trained=1)
+        self.vault.publish(trained=1)
 
     # --- the script -------------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shoal.optim.diloco import DiLoCo
 from shoal.optim.layout import Part
 from shoal.peer import daemon
 from shoal.peer.daemon import Daemon, PeerSettings, advertised
@@ -64,7 +65,9 @@ def test_without_an_invite_the_last_runs_identity_is_taken_if_it_is_free(tmp_pat
 
 def at(folder: Path, run_id: str = "demo a") -> Any:
     """As much of a daemon as looking for a local copy takes."""
-    return SimpleNamespace(_last_copy=folder / "last-copy", _vault_directory=folder / "vault", _run_id=run_id, _vault=None)
+    return SimpleNamespace(
+        _last_copy=folder / "last-copy", _vault_directory=folder / "vault", _run_id=run_id, _vault=None, _strategy=DiLoCo()
+    )
 
 
 def test_the_copy_of_the_last_member_to_leave_is_used_and_stays_until_a_later_leave(tmp_path: Path) -> None:

@@ -16,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.compression.codec import codec
+from shoal.optim.diloco import DiLoCo
 from shoal.optim.inner import InnerTraining, inner_optimizer
 from shoal.optim.schedule import Schedule
 from shoal.peer.attach import Link, Stop, ToTrainer, TrainerError, TrainerSettings
 from shoal.peer.data import Corpus, Text, sample_at
 from shoal.peer.events import EvaluateState, Progressed, Published, Relabel, Train, WrapUp
 from shoal.peer.task import Task
-from shoal.peer.trainer import Stopped, Superseded, Trainer, choose_device
+from shoal.peer.trainer import PROGRESS_EVERY_S, Score, Stopped, Superseded, Trainer, choose_device
 from shoal.peer.vault import Vault
 from shoal.protocol.errors import LocalProtocolError
 from shoal.protocol.messages import Span
@@ -193,7 +194,7 @@ def test_the_published_delta_is_base_minus_local_and_its_weight_the_tokens_behin
     one = bench()
     done = one.train()
     assert (done.round, done.trained, done.weight, done.steps, done.note) == (9, BATCH * H, TOKENS, H, "")
-    assert (one.vault.published_round, one.vault.trained) == (9, BATCH * H)
+    assert one.vault.trained == BATCH * H
     assert torch.equal(one.vault.pending, one.vault.theta - one.local())
     assert float(one.vault.pending.abs().max()) > 0.01
 
@@ -290,6 +291,25 @@ def test_a_batch_without_targets_moves_nothing(bench: Make) -> None:
     assert not one.vault.pending.any()
 
 
+def test_the_strategy_says_what_is_published(bench: Make) -> None:
+    class Doubled(DiLoCo):
+        def publish(self, shared: Tensor, local: Tensor, out: Tensor) -> None:
+            torch.sub(shared, local, out=out)
+            out.mul_(2)
+
+    one = bench()
+    one.trainer.strategy = Doubled()
+    one.train()
+    assert torch.equal(one.vault.pending, 2 * (one.vault.theta - one.local()))
+
+
+def test_asking_whether_progress_is_due_changes_nothing() -> None:
+    score = Score(LENGTH, 0.0)
+    assert [score.due(10.0), score.due(10.0)] == [True, True]
+    score.told = 10.0
+    assert [score.due(10.0 + 0.9 * PROGRESS_EVERY_S), score.due(10.0 + PROGRESS_EVERY_S)] == [False, True]
+
+
 def test_the_rate_follows_committed_progress_and_includes_the_step_being_taken(bench: Make) -> None:
     one = bench(run=spec(rewarm_steps=1, warmup_fraction=0.5, lr=1.0))
     order = replace(ORDER, committed_tokens=3 * TOKENS, expected_tokens=2 * TOKENS)
@@ -346,7 +366,7 @@ def test_wrap_up_before_the_first_step_publishes_what_is_pending(bench: Make) ->
 def test_a_relabelled_round_goes_on_under_its_new_name(bench: Make) -> None:
     one = bench()
     done = one.train(link=quiet([], [Relabel(12, 7, 8)]))
-    assert (done.round, one.vault.published_round, done.steps) == (12, 12, H)
+    assert (done.round, done.steps) == (12, H)
 
 
 def test_a_new_order_makes_the_old_one_void(bench: Make) -> None:
@@ -354,7 +374,7 @@ def test_a_new_order_makes_the_old_one_void(bench: Make) -> None:
     link = FakeLink([], [replace(ORDER, round=13)])
     with pytest.raises(Superseded):
         one.train(link=cast(Link, link))
-    assert one.vault.published_round == -1
+    assert one.vault.trained == 0
     assert link.receive() == replace(ORDER, round=13)
 
 

@@ -17,12 +17,13 @@ import pytest
 import torch
 
 from shoal.compression.codec import codec
+from shoal.optim.diloco import DiLoCo
 from shoal.optim.layout import Part
 from shoal.optim.outer import fingerprint, nesterov_step
 from shoal.peer import partstore
 from shoal.peer import vault as vault_module
-from shoal.peer.partstore import StorageFullError
-from shoal.peer.vault import Vault, VaultBusyError, VaultError, copy_whole
+from shoal.peer.partstore import PartStore, StorageFullError
+from shoal.peer.vault import Vault, VaultBusyError, VaultError, copy_whole, log_bytes
 from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError
 from shoal.protocol.messages import NO_VERSION, Commit, Decision, PartKey, Section
 
@@ -97,7 +98,7 @@ def test_a_new_vault_has_no_version_and_no_root(tmp_path: Path) -> None:
 def test_entries_move_the_state_and_clear_pending_only_where_included(vault: Vault) -> None:
     pending = torch.linspace(1, 2, VALUES)
     vault.begin_publish().copy_(pending)
-    vault.publish(101, trained=30)
+    vault.publish(trained=30)
     included = (True, False, True)
     vault.apply(entry(vault, 1), included, INT8)
     vault.apply(entry(vault, 2), included, INT8)
@@ -148,16 +149,16 @@ def test_a_trainer_publishes_into_the_slot_that_nobody_reads(vault: Vault) -> No
     trainer = Vault.attach(vault.directory)
     trainer.begin_publish().fill_(3)
     assert vault.pending.eq(0).all()
-    trainer.publish(7, trained=12)
+    trainer.publish(trained=12)
     assert vault.pending.eq(3).all()
-    assert (vault.published_round, vault.trained) == (7, 12)
+    assert vault.trained == 12
     trainer.begin_publish().fill_(5)
     assert vault.pending.eq(3).all()
     with pytest.raises(LocalProtocolError, match="only the daemon"):
         _ = trainer.store
     vault.drop_pending()
     assert trainer.pending.eq(0).all()
-    assert (vault.published_round, vault.trained) == (-1, 0)
+    assert vault.trained == 0
     trainer.close()
 
 
@@ -269,6 +270,82 @@ def test_a_full_file_system_while_storing_a_part_is_an_error_and_the_part_does_n
     with pytest.raises(StorageFullError, match="part 4 of round 9"):
         vault.store.put(PartKey(9, Section.PARAMETERS, 4), b"d" * 32, b"payload")
     assert vault.store.find(b"d" * 32) is None
+
+
+def test_a_record_that_was_written_in_pieces_or_in_part_spoils_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, keys = PartStore(tmp_path / "parts"), [PartKey(9, Section.PARAMETERS, index) for index in range(3)]
+    whole, room = os.pwrite, 1000
+
+    def hesitant(descriptor: int, data: memoryview, offset: int) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(28, "No space left on device")
+        written = whole(descriptor, data[: min(10, room)], offset)
+        room -= written
+        return written
+
+    monkeypatch.setattr(partstore.os, "pwrite", hesitant)
+    store.put(keys[0], b"0" * 32, b"x")
+    room = 15
+    with pytest.raises(StorageFullError):
+        store.put(keys[1], b"1" * 32, b"y")
+    room = 1000
+    store.put(keys[2], b"2" * 32, b"third")
+    store.close()
+    again = PartStore(tmp_path / "parts")
+    found = [again.find(digest * 32) for digest in (b"0", b"1", b"2")]
+    assert [None if part is None else (part.key, again.read(part)) for part in found] == [
+        (keys[0], b"x"),
+        None,
+        (keys[2], b"third"),
+    ]
+    again.close()
+
+
+@pytest.mark.parametrize("name", ["int8", "raw"])
+def test_the_room_for_the_log_is_what_its_entries_take(vault: Vault, name: str) -> None:
+    used = codec(name, 32)
+    for version in (1, 2, 3):
+        for index, part in enumerate(PARTS):
+            payload = bytes(used.encode(delta_of(version)[part.start : part.stop], part.spans))
+            vault.store.put(PartKey(version, Section.PARAMETERS, index), hashlib.sha256(payload).digest(), payload)
+    assert log_bytes(PARTS, used, 3) == vault.store.nbytes()
+
+
+def test_a_vault_is_not_made_where_its_log_has_no_room(tmp_path: Path) -> None:
+    with pytest.raises(StorageFullError, match="300 parameters and the log"):
+        Vault.create(tmp_path / "vault", RUN, VALUES, LAYOUT, PARTS, log_bytes=1 << 60)
+
+
+def test_the_strategy_moves_the_state_and_says_where_members_go_on(tmp_path: Path) -> None:
+    class Other(DiLoCo):
+        def load(self, shared: torch.Tensor, pending: torch.Tensor, out: torch.Tensor) -> None:
+            torch.add(shared, pending, out=out)
+
+        def step(
+            self,
+            theta: torch.Tensor,
+            momentum: torch.Tensor,
+            update: torch.Tensor,
+            lr: float,
+            mu: float,
+            scratch: torch.Tensor | None = None,
+        ) -> None:
+            theta.add_(update)
+
+    make(tmp_path / "vault").close()
+    vault = Vault.open(tmp_path / "vault", RUN, strategy=Other())
+    vault.begin_publish().fill_(2)
+    vault.publish(trained=1)
+    before = vault.theta.clone()
+    local = vault.read_local(0)
+    assert local is not None
+    assert torch.equal(local, before + 2)
+    vault.apply(entry(vault, 1), (False,) * 3, INT8)
+    moved = [INT8.decode(INT8.encode(delta_of(1)[part.start : part.stop], part.spans), part.spans) for part in PARTS]
+    assert torch.equal(vault.theta, before + torch.cat(moved))
+    assert vault.momentum.eq(0).all()
+    vault.close(remove=True)
 
 
 @pytest.mark.parametrize(
@@ -469,7 +546,7 @@ def test_apply_ends_with_the_same_bytes_wherever_it_is_cut(tmp_path: Path) -> No
     for count in range(steps):
         vault = make(tmp_path / "vault")
         vault.begin_publish().copy_(pending)
-        vault.publish(101, trained=30)
+        vault.publish(trained=30)
         commit = entry(vault, 1)
         vault.observe = die_at(count)  # type: ignore[assignment]
         with pytest.raises(KilledError):
@@ -491,7 +568,7 @@ def test_a_part_torn_between_two_steps_is_repaired(tmp_path: Path) -> None:
     for torn in ("theta", "momentum", "pending"):
         vault = make(tmp_path / "vault")
         vault.begin_publish().fill_(1)
-        vault.publish(101, trained=30)
+        vault.publish(trained=30)
         commit = entry(vault, 1)
 
         def observe(step: str, vault: Vault = vault, torn: str = torn) -> None:
@@ -532,7 +609,7 @@ def test_dropping_pending_is_finished_after_a_kill(tmp_path: Path) -> None:
     for count in range(2):
         vault = make(tmp_path / "vault")
         vault.begin_publish().fill_(2)
-        vault.publish(1, trained=3)
+        vault.publish(trained=3)
         vault.observe = die_at(count)  # type: ignore[assignment]
         with pytest.raises(KilledError):
             vault.drop_pending()
@@ -553,7 +630,7 @@ while True:
     version = vault.version + 1
     commit = t.entry(vault, version)
     vault.begin_publish().copy_(t.delta_of(-version))
-    vault.publish(commit.round, trained=version)
+    vault.publish(trained=version)
     vault.apply(commit, (version % 2 == 0, True, version % 3 == 0), t.INT8)
     vault.keep_entries(3)
 """
