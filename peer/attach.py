@@ -11,8 +11,8 @@
 
 Its one rule: tensors never pass here, they lie in the vault; a message is a frozen dataclass as JSON behind its length, and
 nothing that arrives can run code. Whoever connects is a trainer like any other, be it a process that the daemon started or
-somebody's own script; one at a time. When the daemon dies the trainer sees the end of the stream and ends; when the trainer
-dies the daemon starts another after a pause that grows.
+somebody's own script; one at a time, and whoever comes second is told so. When the daemon dies the trainer sees the end of the
+stream and ends; when the trainer dies the daemon starts another after a pause that grows.
 
 Neighbours: `trainer` is the other process, `events` the engine's vocabulary, part of which travels here as it is.
 """
@@ -113,6 +113,14 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class TurnedAway:
+    """Daemon, instead of Configure: "not you", and why."""
+
+    reason: str
+    fix: str
+
+
+@dataclass(frozen=True)
 class Built:
     """Trainer: "model and data are there; this is how the parameters lie"."""
 
@@ -153,7 +161,7 @@ class ModelWritten:
     sample: str
 
 
-ToTrainer = Configure | UseVault | Stop | Train | Relabel | WrapUp | EvaluateState | Export | BuildState
+ToTrainer = Configure | UseVault | TurnedAway | Stop | Train | Relabel | WrapUp | EvaluateState | Export | BuildState
 FromTrainer = Built | Attached | Failed | Crashed | Progressed | Published | EvaluationDone | ModelWritten | OriginReady
 Command = Train | Relabel | WrapUp | EvaluateState | Export | BuildState
 """Effects of the engine that the trainer performs."""
@@ -201,6 +209,10 @@ class DaemonGone(ShoalError):
     """The daemon closed the stream, or died."""
 
 
+class DaemonOccupied(DaemonGone):
+    """The daemon has another trainer."""
+
+
 class Link:
     """The trainer's end of the socket. A thread reads, so that a daemon's death is seen during the longest step."""
 
@@ -241,8 +253,10 @@ class Link:
         return message
 
     def expect(self, kind: type[T]) -> T:
-        """The next message, which must be of this kind."""
+        """The next message, which must be of this kind. Raises DaemonOccupied, too, when this trainer is turned away."""
         message = self.receive()
+        if isinstance(message, TurnedAway):
+            raise DaemonOccupied(message.reason, message.fix)
         if not isinstance(message, kind):
             raise RemoteProtocolError(f"{kind.__name__} expected, the daemon said {type(message).__name__}")
         return message
@@ -306,7 +320,8 @@ HEALTHY_AFTER_S = 60.0
 """A trainer that lived this long is started again after the first pause."""
 LIVES_BEFORE_ATTACHING = 5
 """Trainers that may die in a row before one was ready."""
-STOP_PATIENCE_S = 1.5
+STOP_WITHIN_S = 3.0
+CLOSE_PATIENCE_S = 0.5
 EXIT_LAG_S = 1.0
 
 SOCKET_PATH_LIMIT = 100
@@ -328,6 +343,10 @@ class TrainerHost:
         self._keeper: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._speaker: int | None = None
+        """Process id of whoever has the connection, where the system says."""
+        self._vacant = asyncio.Event()
+        self._vacant.set()
         self._attached = False
         self._over = False
         self._reason = ""
@@ -373,8 +392,9 @@ class TrainerHost:
         self._writer.write(encode(command))
         return True
 
-    async def close(self) -> None:
-        """End the trainer and the socket. The trainer has STOP_PATIENCE_S seconds to go by itself."""
+    async def close(self, within_s: float = STOP_WITHIN_S) -> None:
+        """End the trainer and the socket. A trainer of ours has half of this time to go by itself, the rest when it is asked by
+        signal, and is killed then."""
         self._over = True
         if self._keeper is not None:
             self._keeper.cancel()
@@ -384,11 +404,11 @@ class TrainerHost:
             with contextlib.suppress(OSError):
                 self._writer.write(encode(Stop()))
                 self._writer.close()
-        await self._end_process()
+        await self._end_process(within_s)
         if self._server is not None:
             self._server.close()
             with contextlib.suppress(TimeoutError):  # a frozen script may never take its last message
-                await asyncio.wait_for(self._server.wait_closed(), STOP_PATIENCE_S)
+                await asyncio.wait_for(self._server.wait_closed(), CLOSE_PATIENCE_S)
         self.socket_path.unlink(missing_ok=True)
         if self._temporary is not None:
             self._temporary.rmdir()
@@ -399,6 +419,7 @@ class TrainerHost:
         loop = asyncio.get_running_loop()
         pause_s, unready = FIRST_PAUSE_S, 0
         while True:
+            await self._vacant.wait()
             started, self._reason, self._was_ready = loop.time(), "", False
             try:
                 self._process = await self._spawn_trainer()
@@ -406,6 +427,8 @@ class TrainerHost:
                 self._give_up(TrainerError(f"the trainer cannot be started: {error}"))
                 return
             code = await self._process.wait()
+            if self._writer is not None and not self._own_speaks:
+                continue  # somebody's own script came first, and is not lost with this one
             self._lost(self._reason or describe_exit(code))
             if self._over:
                 return
@@ -430,13 +453,13 @@ class TrainerHost:
                 start_new_session=True,  # the terminal's Ctrl-C is for the daemon, which decides what it means
             )
 
-    async def _end_process(self) -> None:
+    async def _end_process(self, within_s: float) -> None:
         process = self._process
         if process is None or process.returncode is not None:
             return
         for end in (process.terminate, process.kill):
             try:
-                await asyncio.wait_for(process.wait(), STOP_PATIENCE_S)
+                await asyncio.wait_for(process.wait(), within_s / 2)
                 return
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
@@ -446,10 +469,15 @@ class TrainerHost:
     # --- the conversation ---------------------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._writer is not None and not self._over:
+            who = "the trainer that this daemon started" if self._own_speaks else "another trainer"
+            by = f" (process {self._speaker})" if self._speaker is not None else ""
+            writer.write(encode(TurnedAway(f"{who}{by} is attached to this daemon", "end that one first: there is room for one")))
         if self._writer is not None or self._over:
             writer.close()
             return
-        self._writer = writer
+        self._writer, self._speaker = writer, process_of(writer)
+        self._vacant.clear()
         reason = ""
         try:
             writer.write(encode(Configure(self._spec, self._settings)))
@@ -468,7 +496,7 @@ class TrainerHost:
 
     async def _exit_reason(self) -> str:
         """How the trainer's process ended, if it did: the stream often ends a moment earlier."""
-        if self._process is None:
+        if self._process is None or not self._own_speaks:
             return ""
         try:
             return describe_exit(await asyncio.wait_for(self._process.wait(), EXIT_LAG_S))
@@ -509,10 +537,16 @@ class TrainerHost:
             case Progressed() | Published() | EvaluationDone() | OriginReady():
                 self._callbacks.emit(message)
 
+    @property
+    def _own_speaks(self) -> bool:
+        """Whether the connection is that of the process that this host started, as far as the system says."""
+        return self._process is not None and self._speaker in (None, self._process.pid)
+
     def _lost(self, reason: str) -> None:
         """The trainer is gone; say so once."""
         self._reason = reason
-        self._writer = None
+        self._writer = self._speaker = None
+        self._vacant.set()
         if self._attached:
             self._attached = False
             if not self._over:
@@ -522,6 +556,15 @@ class TrainerHost:
         if not self._over:
             self._over = True
             self._callbacks.fail(error)
+
+
+def process_of(writer: asyncio.StreamWriter) -> int | None:
+    """Process id at the other end of a local connection, where the system says."""
+    connection = writer.get_extra_info("socket")
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
+    credentials = struct.Struct("3i")  # pid, uid, gid: unix(7)
+    return int(credentials.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))[0])
 
 
 def default_threads() -> int:

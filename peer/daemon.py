@@ -32,7 +32,7 @@ from shoal.compression.codec import Codec, codec
 from shoal.optim.diloco import DiLoCo
 from shoal.optim.layout import ParameterLayout, Part
 from shoal.optim.strategy import Strategy
-from shoal.peer.attach import HostCallbacks, TrainerHost, TrainerSettings, VaultPlace
+from shoal.peer.attach import STOP_WITHIN_S, HostCallbacks, TrainerHost, TrainerSettings, VaultPlace
 from shoal.peer.bulk import BulkPlane
 from shoal.peer.engine import Engine, Introduction, Kept
 from shoal.peer.enrol import Keeper, come_in, enrolled_in
@@ -71,6 +71,8 @@ LOG = logging.getLogger("shoal.peer")
 WATCH_EVERY_S = 0.25
 LAST_WORDS_S = 1.0
 """How long what was said to the coordinator may take to be sent when the daemon ends."""
+LEAVE_WITHIN_S = 4.0
+"""By when a trainer that does not end is killed after Ctrl-C, which shall take 5 s in all."""
 EXIT_INTERRUPTED = 130
 LAST_COPY = "last-copy"
 """Where, beside its identity, the last member to leave keeps its local copy. It stays until a later leave: shared memory may be
@@ -168,7 +170,7 @@ class Daemon:
         self._spec: RunSpec | None = None
         self._session = NO_SESSION
         self._dropping = False
-        self._leaving = False
+        self._leave_by: float | None = None
         self._linking: asyncio.Task[None] | None = None
         self._bits_per_byte = 0.0
         self._waiting = ("", 0.0)
@@ -207,7 +209,8 @@ class Daemon:
     async def close(self) -> None:
         """End everything; what this peer holds of the run goes to disk unless others are known to hold it or the run is over."""
         self._link.close()
-        endings: list[Awaitable[Any]] = [self._host.close()]
+        left_s = STOP_WITHIN_S if self._leave_by is None else max(0.0, self._leave_by - time.monotonic())
+        endings: list[Awaitable[Any]] = [self._host.close(min(STOP_WITHIN_S, left_s))]
         if self._linking is not None:
             endings.append(asyncio.wait({self._linking}, timeout=LAST_WORDS_S))
         await asyncio.gather(*endings)
@@ -227,8 +230,8 @@ class Daemon:
 
     def _interrupted(self) -> None:
         """Ctrl-C: the first one leaves in good order, the second at once."""
-        if not self._leaving:
-            self._leaving = True
+        if self._leave_by is None:
+            self._leave_by = time.monotonic() + LEAVE_WITHIN_S
             self._emit(LeaveAsked())
             return
         if (trainer := self._host.pid) is not None:

@@ -52,6 +52,7 @@ from shoal.peer.attach import (
     Stop,
     TrainerError,
     TrainerSettings,
+    TurnedAway,
     UseVault,
 )
 from shoal.peer.data import Corpus, batches, open_corpus
@@ -323,8 +324,8 @@ def serve(link: Link, make_task: MakeTask | None = None) -> None:
                 pass  # crossed our Published on the way
             case Stop():
                 return
-            case Configure() | UseVault() as unexpected:
-                raise LocalProtocolError(f"the daemon said {type(unexpected).__name__} twice")
+            case Configure() | UseVault() | TurnedAway() as unexpected:
+                raise LocalProtocolError(f"the daemon said {type(unexpected).__name__} too late")
             case never:
                 assert_never(never)
 
@@ -351,7 +352,7 @@ def choose_device(name: str) -> tuple[torch.device, str]:
 def attach(socket_path: str, task: MakeTask | None = None) -> None:
     """Train for the daemon that listens on `socket_path`, with the run's own model or one of yours, until the daemon says stop.
 
-    Raises DaemonGone when the daemon ends first.
+    Raises DaemonGone when the daemon ends first, DaemonOccupied when it has another trainer.
     """
     link = Link(socket_path)
     try:

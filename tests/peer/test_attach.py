@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,11 +29,13 @@ from shoal.peer.attach import (
     Built,
     Configure,
     DaemonGone,
+    DaemonOccupied,
     HostCallbacks,
     Link,
     Stop,
     TrainerHost,
     TrainerSettings,
+    TurnedAway,
     UseVault,
     VaultPlace,
     body_size,
@@ -169,6 +172,7 @@ MakeDaemon = Callable[..., Daemon]
     [
         Configure('{"a": 1}', TrainerSettings("cuda:1", 3, "/data", ("a", "b"), 2, "/out")),
         UseVault("/dev/shm/x"),
+        TurnedAway("no", "go"),
         order(4),
         Relabel(5, 6, 7),
         WrapUp(),
@@ -284,7 +288,9 @@ async def test_a_second_trainer_is_turned_away(daemon: MakeDaemon, tmp_path: Pat
     Script(one.host.socket_path)
     await one.next(TrainerAttached)
     error = await Script(one.host.socket_path).end()
-    assert isinstance(error, DaemonGone)
+    assert isinstance(error, DaemonOccupied)
+    who = f" (process {os.getpid()})" if sys.platform == "linux" else ""
+    assert str(error) == f"another trainer{who} is attached to this daemon — end that one first: there is room for one"
     one.host.perform(BuildState())
     await one.next(OriginReady)
 
@@ -316,6 +322,63 @@ def attach_by_hand(link: Link) -> threading.Thread:
     thread = threading.Thread(target=talk)
     thread.start()
     return thread
+
+
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """The trainers that the daemon starts are this shell script."""
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(attach_module.sys, "executable", str(python))
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 20) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody says who connected")
+async def test_a_script_that_came_first_is_not_lost_with_the_daemons_own_trainer(
+    daemon: MakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, go = tmp_path / "starts", tmp_path / "go"
+    stand_in(tmp_path, monkeypatch, f"echo >> {starts}\nwhile [ ! -e {go} ]; do sleep 0.02; done; exit 3")
+    one = daemon(spawn=True)
+    await one.host.start(spec(tmp_path).to_json())
+    await until(starts.exists)
+    link = await asyncio.to_thread(Link, str(one.host.socket_path))
+    script = attach_by_hand(link)
+    await one.next(TrainerAttached)
+    await asyncio.to_thread(script.join)
+    go.touch()
+    await until(lambda: one.host.pid is None)
+    await asyncio.sleep(0.2)
+    assert one.events.empty()
+    assert one.host.perform(WrapUp())
+    assert await asyncio.to_thread(link.receive) == WrapUp()
+    assert (starts.read_text(), one.said) == ("\n", [])
+    link.close()
+    assert (await one.next(TrainerLost)).reason == "it closed its connection"
+    await until(lambda: len(starts.read_text()) > 1)
+
+
+async def test_a_trainer_that_does_not_listen_is_killed_when_the_time_is_spent(
+    daemon: MakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(tmp_path, monkeypatch, f"trap '' TERM\ntouch {tmp_path}/up\nwhile :; do sleep 0.1; done")
+    one = daemon(spawn=True)
+    for within_s in (0.0, 0.4):
+        await one.host.start(spec(tmp_path).to_json())
+        await until((tmp_path / "up").exists)
+        (tmp_path / "up").unlink()
+        process = one.host.pid
+        asked_at = time.monotonic()
+        await one.host.close(within_s)
+        assert within_s <= time.monotonic() - asked_at < within_s + 1
+        assert process is not None
+        assert not psutil.pid_exists(process)
+        one = daemon(spawn=True)
 
 
 async def test_nonsense_on_the_socket_harms_nobody(daemon: MakeDaemon, tmp_path: Path) -> None:

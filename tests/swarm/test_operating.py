@@ -146,6 +146,20 @@ def test_ctrl_c_leaves_in_every_phase_before_training(swarms: Swarms, moment: st
     swarm.wait_for(lambda: not members(swarm), 5, "the coordinator to see it leave")
 
 
+def test_ctrl_c_with_a_frozen_trainer_leaves_within_five_seconds(swarms: Swarms) -> None:
+    swarm = swarms(toy_spec(LONG, peers=1, run={"min_peers": 1}))
+    swarm.start_coordinator()
+    anna = swarm.add_peer("anna")
+    swarm.wait_for(lambda: working(swarm) == {"anna"}, 60, "anna's work to be committed")
+    (trainer,) = (child for child in psutil.Process(anna.pid).children() if "shoal.peer.trainer" in child.cmdline())
+    os.kill(trainer.pid, signal.SIGSTOP)
+    os.kill(anna.pid, signal.SIGINT)
+    asked_at = time.monotonic()
+    assert anna.wait(10) == 0
+    assert time.monotonic() - asked_at < 5.0
+    assert not trainer.is_running()
+
+
 def test_a_second_ctrl_c_does_not_wait(swarms: Swarms) -> None:
     swarm = swarms(toy_spec(LONG, peers=1, run={"min_peers": 1}), SHOAL_TOY_STEP_S="3.0")
     swarm.start_coordinator()
