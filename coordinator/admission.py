@@ -6,11 +6,11 @@ Neighbour: `core` asks, and refuses in these words.
 from __future__ import annotations
 
 from shoal.coordinator.ledger import Ledger
-from shoal.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello, Refused, StateReady
+from shoal.protocol.messages import NO_VERSION, PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello, Refused, StateReady
 
 
-def why_not(ledger: Ledger, rights: frozenset[str], hello: Hello) -> Refused | None:
-    """Why this Hello is refused, whoever it comes from; None: it is not."""
+def why_not(ledger: Ledger, rights: frozenset[str], hello: Hello, somebody_has_it: bool) -> Refused | None:
+    """Why this Hello is refused, whoever it comes from; None: it is not. `somebody_has_it`: a member can hand the state over."""
     if "peer" not in rights:
         return Refused("NO_RIGHT", "this certificate does not allow joining as a peer", "enrol with an invite")
     if hello.run != ledger.run:
@@ -20,10 +20,15 @@ def why_not(ledger: Ledger, rights: frozenset[str], hello: Hello) -> Refused | N
         ours, theirs = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}", f"{hello.major}.{hello.minor}"
         reason = f"the coordinator speaks protocol {ours}, this peer {theirs}"
         return Refused("VERSION", reason, "install the same shoal on both")
-    if hello.version > ledger.version and ledger.bound:
+    if hello.version > (ledger.version if ledger.bound else max(ledger.version, 0)):
         reason = f"this peer holds version {hello.version}, but the journal ends at {ledger.version}"
         fix = "the coordinator was restored from an older journal: give it the newest one, or remove this peer's local copy"
         return Refused("AHEAD", reason, fix)
+    ended = ledger.ended
+    if ended is not None and (ledger.version == NO_VERSION or (hello.version != ledger.version and not somebody_has_it)):
+        made = "nothing was trained in it" if ledger.version <= 0 else "its model is with those who took part"
+        reason = f"the run ended at version {ledger.version} ({ended.reason}); {made}"
+        return Refused("ENDED", reason, "make a new run with `shoal coordinator init`")
     return None
 
 

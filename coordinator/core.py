@@ -266,7 +266,7 @@ class Core:
     def _hello(self, connection: int, hello: Hello, now: float) -> None:
         peer, rights = self._peers[connection]
         ledger = self.ledger
-        refusal = admission.why_not(ledger, rights, hello)
+        refusal = admission.why_not(ledger, rights, hello, bool(self._roster.contacts(NO_SESSION)))
         if refusal is not None:
             return self._refuse(connection, refusal)
         member = ledger.member_of(peer)
@@ -554,6 +554,7 @@ class Core:
         if self.ledger.ended is None and self.ledger.stopping is not None and self.round is None:
             self._finish_run()
         if self.ledger.ended is not None:
+            self._say_waiting(Waiting())
             self._farewell(now)
             return
         if self._roster.forgive_all():
@@ -937,6 +938,8 @@ class Core:
             case Stop():
                 if ledger.stopping is None:
                     self._journal(RunStopping(by, "stopped by an operator"))
+                if not len(self._roster):
+                    return Done("stopped: nobody was in the run")
                 return Done("stopping: one last synchronisation, then every peer writes the model and leaves")
             case _:
                 assert_never(command)

@@ -7,6 +7,7 @@ Rule: nothing heavy is imported here or at the top of a command module; a comman
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -56,6 +57,7 @@ def shoal(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines about strangers' handshakes would fill the log
     words = list(sys.argv[1:] if arguments is None else arguments)
     own = words[: words.index("--")] if "--" in words else words
     verbose = any(word in _VERBOSE for word in own)
