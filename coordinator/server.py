@@ -32,9 +32,10 @@ from shoal.coordinator.performer import Machine, Performer
 from shoal.coordinator.records import RunCreated
 from shoal.coordinator.sessions import Sessions
 from shoal.coordinator.setup import RunDirectory, Settings, SetupError, with_overrides, write_admin_credential
+from shoal.protocol import channels
 from shoal.protocol.admin import AdminCommand, AdminError, AdminReply
 from shoal.protocol.authority import Authority, coordinator_name
-from shoal.protocol.channels import Kind, listen, new_server, split_address
+from shoal.protocol.channels import Kind, new_server, split_address
 from shoal.protocol.enrolment import Enrol, Enrolled, Renew
 from shoal.protocol.errors import IdentityError, InviteError, RefusedError, ShoalError, UnreachableError
 from shoal.protocol.identity import Identity
@@ -183,7 +184,7 @@ class _OwnCertificate:
 
 def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials) -> None:
     try:
-        listen(server, address, credentials)
+        channels.listen(server, address, credentials)
     except UnreachableError as error:
         fix = "stop it (is this run served already?), or serve with other ports (--listen, --enrol-listen)"
         if _in_use(address):

@@ -121,7 +121,7 @@ async def run_peer(settings: PeerSettings, watch: Callable[[PeerProgress], None]
     watch(PeerProgress("joining"))
     slot, invite = _take_identity(settings)
     try:
-        keeper = Keeper(await come_in(slot.directory, invite, settings.name), LOG.info)
+        keeper = Keeper(await come_in(slot.directory, invite), LOG.info)
         daemon = Daemon(settings, slot, keeper, watch)
         try:
             return await daemon.run()
@@ -295,7 +295,7 @@ class Daemon:
             LOG.info(reason)
             self._over.set_result(0)
         else:
-            self._over.set_exception(RefusedError("REFUSED", reason))
+            self._over.set_exception(RefusedError("refused", reason))
 
     def _fail(self, error: ShoalError) -> None:
         if not self._over.done():

@@ -124,7 +124,7 @@ def load(directory: Path) -> Credentials:
     return Credentials(run, identity, Credential(identity.tls_key_pem, certificate, ca), **addresses, directory=directory)
 
 
-async def come_in(directory: Path, invite: Invite | None, name: str = "") -> Credentials:
+async def come_in(directory: Path, invite: Invite | None) -> Credentials:
     """Credentials that are valid now: those in `directory`, or new ones from the coordinator. Raises ShoalError.
 
     Without an invite the directory must hold an identity that enrolled before. Addresses in an invite replace the known ones.
@@ -135,11 +135,11 @@ async def come_in(directory: Path, invite: Invite | None, name: str = "") -> Cre
             raise InviteError("this machine is in no run yet", "join with the line that the run's operator gave you")
         invite = _again(known)
     if known is None:
-        return await enrol(invite, directory, name)
+        return await enrol(invite, directory)
     if known.run != invite.run:
         raise IdentityError(f"{directory} holds an identity of run {known.run!r}, the invite is for {invite.run!r}", "name another")
     if known.credential.ca != invite.ca_pem:
-        return await enrol(invite, directory, name)
+        return await enrol(invite, directory)
     moved = replace(known, enrol_addresses=invite.enrol_addresses, session_addresses=invite.session_addresses)
     if moved != known:
         moved.save()
@@ -147,16 +147,16 @@ async def come_in(directory: Path, invite: Invite | None, name: str = "") -> Cre
     if owner.not_before.timestamp() <= time.time() < moved.renew_at:
         return moved
     try:
-        return await enrol(invite, directory, name)
+        return await enrol(invite, directory)
     except UnreachableError:
         if owner.not_before.timestamp() <= time.time() < owner.expires_at.timestamp():
             return moved  # losing the coordinator is normal; the keeper asks again
         raise
 
 
-async def enrol(invite: Invite, directory: Path, name: str = "") -> Credentials:
+async def enrol(invite: Invite, directory: Path) -> Credentials:
     """Ask the coordinator for a certificate for the identity in `directory` (made when missing). Raises ShoalError."""
-    return await _enrol(Identity.load_or_create(directory), directory, invite, name)
+    return await _enrol(Identity.load_or_create(directory), directory, invite)
 
 
 async def renew(current: Credentials) -> Credentials:
@@ -180,11 +180,11 @@ def _again(known: Credentials) -> Invite:
     return Invite(known.run, known.enrol_addresses, known.session_addresses, known.credential.ca, "again")
 
 
-async def _enrol(identity: Identity, directory: Path, invite: Invite, name: str) -> Credentials:
+async def _enrol(identity: Identity, directory: Path, invite: Invite) -> Credentials:
     server_name = coordinator_name(invite.run)
     ca = invite.ca_pem.decode()
     binding = identity.binding(invite.run)
-    request = Enrol(invite.run, invite.token, identity.public_key, identity.tls_public_key, binding, name)
+    request = Enrol(invite.run, invite.token, identity.public_key, identity.tls_public_key, binding)
     credentials = enrolment_credentials(invite.ca_pem)
 
     async def ask(address: str) -> Enrolled:
@@ -268,4 +268,4 @@ class Keeper:
         current = self._current
         if current.credential.owner.expires_at.timestamp() > time.time():
             return await renew(current)
-        return await _enrol(current.identity, current.directory, _again(current), "")
+        return await _enrol(current.identity, current.directory, _again(current))

@@ -23,7 +23,6 @@ class Enrol:
     """Public P-256 key of the TLS certificate to be, as DER SubjectPublicKeyInfo."""
     binding: bytes
     """Ed25519 signature over the run's name and `tls_key` (64 bytes)."""
-    name: str = ""
 
 
 @dataclass(frozen=True)

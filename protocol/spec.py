@@ -110,7 +110,8 @@ class DataFile(Section):
     """One file of training data."""
 
     path: str
-    """Path below the data directory, or a https:// address."""
+    """Path below the data directory. A https:// address tells people where the file is to be had; nothing is fetched from there by
+    itself: the file is looked for below the data directory, under the address's path."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """Digest of the content, 64 lower-case hexadecimal digits."""
     size: Annotated[int, Field(ge=0, le=1 << 50)]

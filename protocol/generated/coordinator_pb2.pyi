@@ -646,20 +646,18 @@ class AdminError(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., fix: _Optional[str] = ...) -> None: ...
 
 class Enrol(_message.Message):
-    __slots__ = ("run", "token", "public_key", "tls_key", "binding", "name")
+    __slots__ = ("run", "token", "public_key", "tls_key", "binding")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
     TLS_KEY_FIELD_NUMBER: _ClassVar[int]
     BINDING_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
     run: str
     token: str
     public_key: bytes
     tls_key: bytes
     binding: bytes
-    name: str
-    def __init__(self, run: _Optional[str] = ..., token: _Optional[str] = ..., public_key: _Optional[bytes] = ..., tls_key: _Optional[bytes] = ..., binding: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., token: _Optional[str] = ..., public_key: _Optional[bytes] = ..., tls_key: _Optional[bytes] = ..., binding: _Optional[bytes] = ...) -> None: ...
 
 class Renew(_message.Message):
     __slots__ = ("run", "public_key", "tls_key", "binding")
