@@ -31,9 +31,9 @@ from shoal.coordinator.records import RunCreated
 from shoal.protocol.authority import Authority
 from shoal.protocol.channels import join_address, split_address
 from shoal.protocol.errors import ShoalError, UnreachableError
+from shoal.protocol.files import write_whole
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import Invite
-from shoal.protocol.keyfiles import write_private
 from shoal.protocol.spec import RunSpec, example_toml
 
 FIRST_USES = 10
@@ -107,7 +107,7 @@ class RunDirectory:
     def save_settings(self, settings: Settings) -> None:
         """Keep them, atomically."""
         known = {"listen": settings.listen, "enrol_listen": settings.enrol_listen, "advertise": settings.advertise}
-        write_private(self._settings, json.dumps(known, indent=2).encode())
+        write_whole(self._settings, json.dumps(known, indent=2).encode())
 
 
 def init(
@@ -144,9 +144,9 @@ def write_admin_credential(directory: RunDirectory, authority: Authority, addres
     identity = Identity.load_or_create(directory.admin)
     certificate = authority.issue(identity.tls_public_key, identity.peer_id, {"admin"}, ADMIN_LIFETIME)
     known = {"run": authority.run, "enrol_addresses": addresses.enrolment, "session_addresses": addresses.session}
-    write_private(directory.admin / "ca.pem", authority.ca_pem)
-    write_private(directory.admin / "certificate.pem", certificate)
-    write_private(directory.admin / "run.json", json.dumps(known, indent=2).encode())
+    write_whole(directory.admin / "ca.pem", authority.ca_pem)
+    write_whole(directory.admin / "certificate.pem", certificate)
+    write_whole(directory.admin / "run.json", json.dumps(known, indent=2).encode())
 
 
 def _build(directory: RunDirectory, spec: RunSpec, settings: Settings, addresses: Addresses) -> Invite:

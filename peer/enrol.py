@@ -33,9 +33,9 @@ from shoal.protocol.authority import coordinator_name
 from shoal.protocol.channels import Kind, open_channel
 from shoal.protocol.enrolment import Enrol, Enrolled, Renew
 from shoal.protocol.errors import IdentityError, InviteError, RefusedError, ShoalError, UnreachableError
+from shoal.protocol.files import read_private, write_whole
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import Invite
-from shoal.protocol.keyfiles import read_private, write_private
 from shoal.protocol.messages import PeerId
 from shoal.protocol.names import is_run_name
 from shoal.protocol.services import ENROL, RENEW
@@ -97,9 +97,9 @@ class Credentials:
         IdentityError."""
         known = {"run": self.run, "enrol_addresses": self.enrol_addresses, "session_addresses": self.session_addresses}
         try:
-            write_private(self.directory / CA_FILE, self.credential.ca)
-            write_private(self.directory / CERTIFICATE_FILE, self.credential.certificate)
-            write_private(self.directory / RUN_FILE, json.dumps(known, indent=2).encode())
+            write_whole(self.directory / CA_FILE, self.credential.ca)
+            write_whole(self.directory / CERTIFICATE_FILE, self.credential.certificate)
+            write_whole(self.directory / RUN_FILE, json.dumps(known, indent=2).encode())
         except OSError as error:
             reason = f"the certificate cannot be kept in {self.directory}: {error.strerror or error}"
             raise IdentityError(reason, "make room there, or make it writable") from error

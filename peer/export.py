@@ -7,7 +7,6 @@ Its one rule: a file is there whole or not at all. Each is written beside its pl
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from shoal.peer.task import Task
 from shoal.protocol.errors import ShoalError
+from shoal.protocol.files import PUBLIC, write_whole
 
 SAMPLE_PROMPT = b"def "
 SAMPLE_BYTES = 160
@@ -31,8 +31,8 @@ def export(task: Task, directory: Path, version: int) -> Path:
     config = json.dumps(task.config(), indent=2).encode() + b"\n"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_whole(directory / "config.json", config)
-        write_whole(directory / "model.safetensors", weights)
+        write_whole(directory / "config.json", config, mode=PUBLIC)
+        write_whole(directory / "model.safetensors", weights, mode=PUBLIC)
     except OSError as error:
         reason = f"the model cannot be written to {directory}: {error.strerror}"
         raise ExportError(reason, "free some disk space, or choose another directory") from error
@@ -50,19 +50,6 @@ def named_tensors(module: torch.nn.Module) -> dict[str, Tensor]:
         seen.add(place)
         tensors[name] = tensor.detach().cpu().contiguous()
     return tensors
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Put `content` at `path` atomically and durably."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def sample_text(task: Task, device: torch.device, context: int, seed: int = 0, temperature: float = 0.8) -> str:

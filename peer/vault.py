@@ -48,6 +48,7 @@ from shoal.optim.outer import fingerprint
 from shoal.optim.strategy import Strategy
 from shoal.peer.partstore import PartStore, storage_full
 from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError, ShoalError
+from shoal.protocol.files import write_whole
 from shoal.protocol.locks import FileLock, LockHeldError
 from shoal.protocol.messages import NO_VERSION, Commit, Decision, Section
 from shoal.protocol.plain import from_plain, to_plain
@@ -210,7 +211,7 @@ class Vault:
                 "layout": layout_hash.hex(),
                 "parts": [[part.start, part.stop, list(part.spans)] for part in parts],
             }
-            _write_whole(directory / "vault.json", json.dumps(about).encode())
+            write_whole(directory / "vault.json", json.dumps(about).encode(), durable=False)
             return cls(directory, lock, strategy)
         except BaseException:
             lock.release()
@@ -382,7 +383,7 @@ class Vault:
             raise LocalProtocolError(f"{len(included)} inclusions for {len(commit.parts)} parts")
         entry = Entry(commit, tuple(included), trained, self._words[_ACTIVE], codec.name, codec.block)
         self._payloads(entry, codec)
-        _write_whole(self._entry_path(commit.version), json.dumps(to_plain(entry)).encode())
+        write_whole(self._entry_path(commit.version), json.dumps(to_plain(entry)).encode(), durable=False)
         self.observe("entry written")
         self._words[_PROGRESS] = 0
         self._begin_change()
@@ -558,6 +559,8 @@ class Vault:
         return self.directory / "entries" / f"{version}.json"
 
     def _load_entries(self) -> None:
+        for unfinished in (self.directory / "entries").glob(".*"):
+            unfinished.unlink()
         for path in (self.directory / "entries").glob("*.json"):
             try:
                 entry = from_plain(Entry, json.loads(path.read_bytes()))
@@ -645,13 +648,6 @@ def _allocate(path: Path, size: int) -> None:
         zeros = bytes(1 << 20)
         for position in range(0, size, len(zeros)):
             file.write(zeros[: size - position])
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """The file has either its old content or all of the new one."""
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
 
 
 def _read_about(directory: Path) -> dict[str, typing.Any]:

@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shoal.protocol.errors import IdentityError
+from shoal.protocol.files import read_private, write_whole
 from shoal.protocol.identity import load_tls_public_key, new_tls_key
-from shoal.protocol.keyfiles import read_private, write_private
 from shoal.protocol.names import is_run_name
 
 KEY_FILE = "ca-key.pem"
@@ -66,8 +66,8 @@ class Authority:
         authority = cls.generate(run)
         key = authority._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         try:
-            write_private(directory / KEY_FILE, key, exclusive=True)
-            write_private(directory / CERTIFICATE_FILE, authority.ca_pem)
+            write_whole(directory / KEY_FILE, key, exclusive=True)
+            write_whole(directory / CERTIFICATE_FILE, authority.ca_pem)
         except OSError as error:
             raise IdentityError(f"no certificate authority can be kept in {directory}: {error.strerror or error}") from error
         return authority

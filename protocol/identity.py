@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from shoal.protocol.errors import IdentityError
-from shoal.protocol.keyfiles import read_private, write_private
+from shoal.protocol.files import read_private, write_whole
 from shoal.protocol.messages import PeerId
 
 KEY_FILE = "identity.pem"
@@ -73,8 +73,8 @@ class Identity:
             raise IdentityError(f"{directory} holds an identity already")
         try:
             # The identity's key comes last: when it is there, all is there. TLS keys may be replaced, identities may not.
-            write_private(directory / TLS_KEY_FILE, identity.tls_key_pem)
-            write_private(directory / KEY_FILE, _private_pem(identity._key), exclusive=True)
+            write_whole(directory / TLS_KEY_FILE, identity.tls_key_pem)
+            write_whole(directory / KEY_FILE, _private_pem(identity._key), exclusive=True)
         except FileExistsError as error:
             raise IdentityError(f"{directory} holds an identity already") from error
         except OSError as error:

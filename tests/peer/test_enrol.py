@@ -144,7 +144,7 @@ async def test_a_certificate_that_cannot_be_kept_is_one_sentence(tmp_path: Path,
 
     async with desk(tmp_path) as one:
         made = await enrol(one.invite, tmp_path / "p")
-    monkeypatch.setattr(enrol_module, "write_private", full)
+    monkeypatch.setattr(enrol_module, "write_whole", full)
     with pytest.raises(IdentityError, match="cannot be kept in .*: No space left on device"):
         made.save()
 

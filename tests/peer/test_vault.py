@@ -377,6 +377,17 @@ def test_old_entries_are_forgotten_with_their_bytes_and_rounds_in_flight_are_not
     assert not list((vault.directory / "entries").iterdir())
 
 
+def test_what_a_killed_writer_left_beside_the_log_is_removed(tmp_path: Path) -> None:
+    vault = make(tmp_path / "vault")
+    vault.apply(entry(vault, 1), (True,) * 3, INT8)
+    vault.close()
+    (tmp_path / "vault" / "entries" / ".2.json.0123").write_bytes(b"{")
+    again = Vault.open(tmp_path / "vault", RUN)
+    assert [path.name for path in (tmp_path / "vault" / "entries").iterdir()] == ["1.json"]
+    assert [kept.commit.version for kept in again.entries] == [1]
+    again.close(remove=True)
+
+
 def test_parts_and_entries_survive_a_restart(tmp_path: Path) -> None:
     vault = make(tmp_path / "vault")
     vault.apply(entry(vault, 1), (False,) * 3, INT8)

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from shoal.protocol import identity as identity_module
 from shoal.protocol.authority import Authority
 from shoal.protocol.errors import IdentityError
+from shoal.protocol.files import PUBLIC, read_private, write_whole
 from shoal.protocol.identity import Identity, peer_id_of, verify_binding
-from shoal.protocol.keyfiles import read_private, write_private
 from shoal.protocol.names import is_run_name, why_not_relative
 from shoal.protocol.tls import read_certificate
 
@@ -79,14 +79,14 @@ def test_of_two_creators_at_one_moment_one_wins_and_nothing_is_left_over(tmp_pat
 @pytest.mark.parametrize("name", [identity_module.KEY_FILE, identity_module.TLS_KEY_FILE])
 def test_a_damaged_key_file_is_named(tmp_path: Path, name: str, content: bytes) -> None:
     Identity.create(tmp_path)
-    write_private(tmp_path / name, content)
+    write_whole(tmp_path / name, content)
     with pytest.raises(IdentityError, match=name):
         Identity.load(tmp_path)
 
 
 def test_keys_of_the_wrong_kind_and_missing_ones_are_named(tmp_path: Path) -> None:
     Identity.create(tmp_path)
-    write_private(tmp_path / identity_module.KEY_FILE, read_private(tmp_path / identity_module.TLS_KEY_FILE))
+    write_whole(tmp_path / identity_module.KEY_FILE, read_private(tmp_path / identity_module.TLS_KEY_FILE))
     with pytest.raises(IdentityError, match="not an Ed25519 key"):
         Identity.load(tmp_path)
     with pytest.raises(IdentityError, match="cannot be read: No such file"):
@@ -167,7 +167,7 @@ def test_an_authority_is_the_same_after_loading_and_is_never_replaced(tmp_path: 
     with pytest.raises(IdentityError, match="holds a certificate authority already"):
         Authority.create(tmp_path, "my-run")
     other = Authority.generate("my-run")
-    write_private(tmp_path / "ca.pem", other.ca_pem)
+    write_whole(tmp_path / "ca.pem", other.ca_pem)
     with pytest.raises(IdentityError, match="do not belong together"):
         Authority.load(tmp_path)
     with pytest.raises(IdentityError, match="cannot be the name of a run"):
@@ -181,12 +181,27 @@ def test_what_is_no_certificate_of_an_authority_is_refused(pem: bytes) -> None:
 
 
 def test_a_private_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_private(tmp_path / "key", b"old")
+    write_whole(tmp_path / "key", b"old")
     monkeypatch.setattr(os, "fsync", _disk_full)
     with pytest.raises(OSError, match="full"):
-        write_private(tmp_path / "key", b"new")
+        write_whole(tmp_path / "key", b"new")
     assert (tmp_path / "key").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+def test_a_file_has_the_mode_that_it_is_given_and_is_forced_to_disk_only_when_that_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.umask(0o022)
+    try:
+        write_whole(tmp_path / "key", b"key")
+        write_whole(tmp_path / "model", b"model", mode=PUBLIC)
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("key", "model")] == [0o600, 0o644]
+    monkeypatch.setattr(os, "fsync", _disk_full)
+    write_whole(tmp_path / "key", b"newer", durable=False)
+    assert (tmp_path / "key").read_bytes() == b"newer"
 
 
 def _disk_full(descriptor: int) -> None:

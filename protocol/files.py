@@ -1,6 +1,6 @@
-"""Small files that must be private, whole, or both: keys and certificates.
+"""Files that must be whole, private, or both: keys, certificates, log entries, models.
 
-Rule: a file appears under its name only when all its bytes are on disk, and a key is never readable by others, not even for a
+Rule: a file appears under its name only when all its bytes are written, and a key is never readable by others, not even for a
 moment.
 """
 
@@ -14,23 +14,29 @@ from pathlib import Path
 from shoal.protocol.errors import IdentityError
 
 KEY_FILE_LIMIT_BYTES = 1 << 20
+PRIVATE = 0o600
+PUBLIC = 0o644
+"""Modes of files; the process's umask may take more away."""
 
 
-def write_private(path: Path, content: bytes, exclusive: bool = False) -> None:
-    """Write `path` atomically with mode 0600. `exclusive`: FileExistsError if it is there, whoever made it first."""
+def write_whole(path: Path, content: bytes, *, mode: int = PRIVATE, durable: bool = True, exclusive: bool = False) -> None:
+    """Write `path` atomically. `durable`: it survives a power cut. `exclusive`: FileExistsError if it is there, whoever made it
+    first. A process that is killed meanwhile may leave a hidden file beside it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         if exclusive:
             os.link(temporary, path)
         else:
             os.replace(temporary, path)
-        _sync_directory(path.parent)
+        if durable:
+            _sync_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
