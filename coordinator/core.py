@@ -139,6 +139,7 @@ class Core:
         self._enough_since: float | None = None
         self._abandoned_in_a_row = 0
         self._reopen_at = 0.0
+        self._abandoned_at, self._abandoned_why = 0.0, ""
         self._evaluating: tuple[int, int] | None = None
         self._farewell_at: float | None = None
         self._events: list[EventView] = []
@@ -198,6 +199,8 @@ class Core:
             times.append(self._farewell_at)
         if self.round is not None:
             times += self._round_deadlines(self.round)
+        elif self._reopen_at > self._clock:
+            times.append(self._reopen_at)
         elif self._enough_since is not None:
             times.append(max(self._enough_since + self._patience(), self._reopen_at))
         return min(times, default=None)
@@ -611,14 +614,33 @@ class Core:
             )
         need = self.spec.run.min_peers
         if len(active) < need:
-            more = need - len(active)
-            fix = "invite more with `shoal admin invite`, or wait"
-            return Waiting(f"{more} more peer{'s' if more > 1 else ''}", len(active), need, fix)
+            return self._why_too_few(len(active), need)
         if not active:
             return Waiting("a first peer", 0, 1, "invite one with `shoal admin invite`, or wait")
+        if self._reopen_at - self._abandoned_at > SILENCE_S and now < self._reopen_at:
+            return Waiting(
+                f"the next round, because {self._abandoned_why}", 0, 1, "it opens by itself; the members' own logs say more"
+            )
         if len(active) > 1 and not any(self._roster.dialable(p.session) for p in active):
             return Waiting("a member that others can dial", 0, 1, "let one peer listen on an address that the others can reach")
         return Waiting()
+
+    def _why_too_few(self, active: int, need: int) -> Waiting:
+        """Members that can train are missing: because they are still getting ready, because none has the state, or at all."""
+        here = [p for p in self._roster if p.connection is not None and not p.goodbye]
+        if self.ledger.bound and not active and here and all(p.session in self._seekers for p in here):
+            held = max(p.version for p in here)
+            newest = f"newest here: {'none' if held < 0 else held}"
+            return Waiting(
+                f"a member that holds version {self.ledger.version}", 0, 1, f"start a peer that still has its local copy ({newest})"
+            )
+        if len(here) >= need:
+            return Waiting(
+                "enough members to get ready", active, need, "they start their trainers or fetch the state by themselves"
+            )
+        more = need - len(here)
+        fix = "invite more with `shoal admin invite`, or wait"
+        return Waiting(f"{more} more peer{'s' if more > 1 else ''}", len(here), need, fix)
 
     def _say_waiting(self, waiting: Waiting) -> None:
         changed = waiting.what != self._waiting.what
@@ -855,7 +877,7 @@ class Core:
         self._journal(RoundAbandoned(round_.id, reason))
         self.round = None
         pause = ABANDON_PAUSE_S[min(self._abandoned_in_a_row, len(ABANDON_PAUSE_S) - 1)]
-        self._reopen_at = now + pause
+        self._reopen_at, self._abandoned_at, self._abandoned_why = now + pause, now, f"round {round_.id} was abandoned: {reason}"
         self._abandoned_in_a_row += 1
         self._log(f"round {round_.id} abandoned: {reason}")
         for presence in self._roster:
@@ -895,6 +917,9 @@ class Core:
 
     def _farewell(self, now: float) -> None:
         """Let everybody go together, so that nobody leaves while another still needs its bytes."""
+        for session in sorted(self._seekers):
+            if not self._roster.contacts(session):  # nobody is left who could give it what it asked for
+                self._end(session, f"cannot take part any more: the run ended at version {self.ledger.version}", now)
         if not len(self._roster):
             self._farewell_at = None
             return

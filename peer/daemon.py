@@ -64,7 +64,7 @@ from shoal.peer.workers import Workers, settle_daemon_process
 from shoal.protocol.channels import join_address, split_address
 from shoal.protocol.errors import InviteError, RefusedError, ShoalError, UnreachableError
 from shoal.protocol.invites import Invite, parse
-from shoal.protocol.messages import NO_SESSION, NO_VERSION, Envelope, FragmentShape, Layout
+from shoal.protocol.messages import NO_SESSION, NO_VERSION, Envelope, FragmentShape, Goodbye, Layout
 from shoal.protocol.spec import RunSpec
 
 LOG = logging.getLogger("shoal.peer")
@@ -298,8 +298,13 @@ class Daemon:
             self._over.set_exception(RefusedError("refused", reason))
 
     def _fail(self, error: ShoalError) -> None:
-        if not self._over.done():
-            self._over.set_exception(error)
+        """This peer cannot take part: say so to the coordinator, and end."""
+        if self._over.done():
+            return
+        engine = self._engine
+        if engine is not None and engine.welcomed:
+            self._link.say(Envelope(engine.session, engine.term, Goodbye(f"it cannot take part: {error}"[:500])))
+        self._over.set_exception(error)
 
     def _supervise(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something for the daemon's life; when it fails, the daemon ends with its error."""

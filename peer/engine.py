@@ -193,6 +193,8 @@ class Engine:
         """Rounds that the training under way may be published for."""
         self._wrapping = False
         self._published_at = 0.0
+        self._last_ready = (-1, 0.0, 0.0)
+        """Round, seconds of training, and time of the last Ready: what the round cost this peer."""
         self._hashing: int | None = None
         self._refused_since: float | None = None
         self._offer: Donors | None = None
@@ -230,7 +232,8 @@ class Engine:
             case Online():
                 self.online = True
                 self.welcomed = self.announced = self._located = False
-                self._say_hello()
+                if self._leave_at is None:
+                    self._say_hello()
             case Offline():
                 self.online = self.welcomed = self.announced = self._located = False
             case Heard(envelope):
@@ -509,8 +512,9 @@ class Engine:
         self._fetched.pop(commit.round, None)
         self._failures = 0
         self._forget_rounds(commit.round)
-        train_s, wait_s = (self.published.train_s, self._clock - self._published_at) if self.published is not None else (0.0, 0.0)
-        self._say(Applied(event.version, event.sent_bytes, event.received_bytes, train_s, wait_s))
+        ready_round, train_s, ready_at = self._last_ready
+        cost = (train_s, self._clock - ready_at) if ready_round == commit.round else (0.0, 0.0)
+        self._say(Applied(event.version, event.sent_bytes, event.received_bytes, *cost))
         if self.opened is not None and self.opened.round <= commit.round:
             self.opened, self.published = None, None
         assert self.spec is not None
@@ -561,6 +565,8 @@ class Engine:
         self.trained = event.trained
         if self.opened is not None and self.opened.round == round_id:
             self.published, self._published_at = event, now
+            if event.note:
+                self._emit(Tell(f"this peer contributes nothing to round {round_id}: {event.note}", "warning"))
             self._say_ready()
 
     def _say_ready(self) -> None:
@@ -569,6 +575,7 @@ class Engine:
         assert self.spec is not None
         done = self.published
         weight = self.trained * self.spec.data.sequence_length
+        self._last_ready = (self.opened.round, done.train_s, self._published_at)
         self._say(Ready(self.opened.round, weight, self.trained, done.steps, done.loss, done.train_s, done.note))
 
     def _open(self, opened: Open) -> None:
