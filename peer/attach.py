@@ -445,7 +445,7 @@ class TrainerHost:
     async def _spawn_trainer(self) -> asyncio.subprocess.Process:
         with open(self.log_path, "ab") as log:
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "shoal.peer.trainer", "--socket", str(self.socket_path)),
+                *(sys.executable, "-P", "-m", "shoal.peer.trainer", "--socket", str(self.socket_path)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -27,7 +27,7 @@ class Child:
         self.log = log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "shoal", *words],
+                [sys.executable, "-P", "-m", "shoal", *words],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

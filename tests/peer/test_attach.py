@@ -490,6 +490,22 @@ async def test_a_killed_trainer_is_started_again_and_pending_work_is_still_there
 
 
 @pytest.mark.slow
+async def test_python_files_beside_the_data_are_not_run(
+    daemon: MakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "from a stranger"
+    folder.mkdir()
+    for module in ("torch", "json", "random"):
+        (folder / f"{module}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit")
+    monkeypatch.chdir(folder)
+    one = daemon(spawn=True)
+    await one.host.start(spec(tmp_path).to_json())
+    await one.next(TrainerAttached)
+    assert not (tmp_path / "ran").exists()
+    await one.host.close()
+
+
+@pytest.mark.slow
 async def test_a_trainer_that_never_becomes_ready_is_given_up(
     daemon: MakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
