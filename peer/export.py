@@ -1,7 +1,8 @@
 """A trained model on disk: `model.safetensors` and `config.json`, loadable by Hugging Face's transformers, and a sample of what
 it writes.
 
-Its one rule: a file is there whole or not at all. Each is written beside its place, forced to disk and renamed.
+Its two rules: a file is there whole or not at all (it is written beside its place, forced to disk and renamed), and equal
+parameters make equal files, so that peers can compare theirs with any tool.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from shoal.peer.task import Task
 from shoal.protocol.errors import ShoalError
 from shoal.protocol.files import PUBLIC, write_whole
 
-SAMPLE_PROMPT = b"def "
+SAMPLE_PROMPT = b"\n"
+"""What a sample continues, and is not part of: the run may train on anything, so no word suits it."""
 SAMPLE_BYTES = 160
 
 
@@ -27,8 +29,8 @@ class ExportError(ShoalError):
 
 def export(task: Task, directory: Path, version: int) -> Path:
     """Write the module's present parameters as version `version` of the run. Returns `directory`. Raises ExportError."""
-    weights = save(named_tensors(task.module), metadata={"format": "pt", "shoal_version": str(version)})
-    config = json.dumps(task.config(), indent=2).encode() + b"\n"
+    weights = save(named_tensors(task.module), metadata={"format": "pt"})  # a second key would stand in random order
+    config = json.dumps({**task.config(), "shoal_version": version}, indent=2).encode() + b"\n"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_whole(directory / "config.json", config, mode=PUBLIC)
@@ -53,8 +55,8 @@ def named_tensors(module: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def sample_text(task: Task, device: torch.device, context: int, seed: int = 0, temperature: float = 0.8) -> str:
-    """SAMPLE_BYTES bytes that continue SAMPLE_PROMPT, drawn at `temperature` from the module, as text. `context`: the longest
-    input."""
+    """SAMPLE_BYTES bytes that continue SAMPLE_PROMPT, drawn at `temperature` from the module, as text; what is no text is left
+    out. `context`: the longest input."""
     generator = torch.Generator().manual_seed(seed)
     tokens = list(SAMPLE_PROMPT)
     was_training = task.module.training
@@ -65,5 +67,5 @@ def sample_text(task: Task, device: torch.device, context: int, seed: int = 0, t
             chances = torch.softmax(logits / temperature, dim=-1)
             tokens.append(int(torch.multinomial(chances, 1, generator=generator)))
     task.module.train(was_training)
-    text = bytes(tokens).decode(errors="replace")
-    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
+    text = bytes(tokens[len(SAMPLE_PROMPT) :]).decode(errors="ignore")
+    return "".join(char for char in text if char.isprintable() or char in "\n\t")
