@@ -37,7 +37,7 @@ from shoal.protocol.admin import AdminCommand, AdminError, AdminReply
 from shoal.protocol.authority import Authority, coordinator_name
 from shoal.protocol.channels import Kind, new_server, split_address
 from shoal.protocol.enrolment import Enrol, Enrolled, Renew
-from shoal.protocol.errors import IdentityError, InviteError, RefusedError, ShoalError, UnreachableError
+from shoal.protocol.errors import IdentityError, InviteError, ListenError, RefusedError, ShoalError
 from shoal.protocol.identity import Identity
 from shoal.protocol.services import ADMIN, ENROL, RENEW, SESSION, Served, handlers
 from shoal.protocol.spec import RunSpec
@@ -185,12 +185,10 @@ class _OwnCertificate:
 def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials) -> None:
     try:
         channels.listen(server, address, credentials)
-    except UnreachableError as error:
+    except ListenError as error:
         fix = "stop it (is this run served already?), or serve with other ports (--listen, --enrol-listen)"
         if _in_use(address):
-            raise UnreachableError(
-                f"cannot listen on {address}: another program has port {split_address(address)[1]}", fix
-            ) from error
+            raise ListenError(f"cannot listen on {address}: another program has port {split_address(address)[1]}", fix) from error
         raise
 
 

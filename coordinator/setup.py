@@ -30,7 +30,7 @@ from shoal.coordinator.journal import Journal, journal_url
 from shoal.coordinator.records import RunCreated
 from shoal.protocol.authority import Authority
 from shoal.protocol.channels import join_address, split_address
-from shoal.protocol.errors import ShoalError, UnreachableError
+from shoal.protocol.errors import ListenError, ShoalError, UnreachableError
 from shoal.protocol.files import write_whole
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import Invite
@@ -182,14 +182,14 @@ def _bind(host: str, address: str) -> socket.socket:
         family, kind, protocol, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         probe = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise UnreachableError(
+        raise ListenError(
             f"cannot listen on {address}: {error.strerror or error}", "name an address of this machine"
         ) from error
     try:
         probe.bind(where)
     except OSError as error:
         probe.close()
-        raise UnreachableError(
+        raise ListenError(
             f"cannot listen on {address}: {error.strerror or error}", "name an address of this machine"
         ) from error
     return probe

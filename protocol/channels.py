@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import grpc
 import grpc.aio
 
-from shoal.protocol.errors import UnreachableError
+from shoal.protocol.errors import ListenError, UnreachableError
 from shoal.protocol.wire import MESSAGE_LIMIT_BYTES, PEER_MESSAGE_LIMIT_BYTES
 
 CHUNK_BYTES = 1 << 20
@@ -159,14 +159,14 @@ def new_server(kind: Kind, extra: Sequence[tuple[str, int | str]] = ()) -> grpc.
 
 
 def listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials) -> int:
-    """Add a secure port; returns the real one (for port 0). Raises UnreachableError when it is taken or not ours."""
+    """Add a secure port; returns the real one (for port 0). Raises ListenError when it is taken or not ours."""
     host, port = split_address(address)
     try:
         bound = server.add_secure_port(join_address(host, port), credentials)
     except RuntimeError as error:
-        raise UnreachableError(
+        raise ListenError(
             f"cannot listen on {address}", "another program has the port, or the address is not this machine's"
         ) from error
     if bound == 0:
-        raise UnreachableError(f"cannot listen on {address}", "another program has the port, or the address is not this machine's")
+        raise ListenError(f"cannot listen on {address}", "another program has the port, or the address is not this machine's")
     return bound

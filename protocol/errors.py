@@ -11,6 +11,7 @@ translated into these at the boundary and nowhere else; a peer that fails is dat
     ├── InviteError             an invitation line cannot be used
     ├── SpecError               the run spec is not valid
     ├── UnreachableError        nobody answers at an address
+    ├── ListenError             an address of this machine cannot be listened on
     └── RefusedError            somebody answered and said no
 """
 
@@ -55,6 +56,10 @@ class SpecError(ShoalError):
 
 class UnreachableError(ShoalError):
     """Nobody answered at an address."""
+
+
+class ListenError(ShoalError):
+    """A port of this machine is taken, or the address is not its own."""
 
 
 class RefusedError(ShoalError):

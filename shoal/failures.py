@@ -13,6 +13,7 @@ import errno
 from shoal.protocol.errors import (
     IdentityError,
     InviteError,
+    ListenError,
     LocalProtocolError,
     RefusedError,
     RemoteProtocolError,
@@ -30,13 +31,13 @@ class ExitCode(enum.IntEnum):
     UNEXPECTED = 1
     """A fault in shoal itself; `-v` shows the traceback."""
     SETTINGS = 2
-    """The command line, a run spec, an invite line or a data file is not usable as given."""
+    """The command line, a run spec, an invite or a data file given to `init` is not usable as given."""
     UNREACHABLE = 3
     """Nobody answered at the address."""
     REFUSED = 4
     """Somebody answered and said no, or speaks another version."""
     MACHINE = 5
-    """This machine lacks something: a free port, disk, memory, a device, a key, a permission."""
+    """This machine lacks something: a free port, disk, memory, a device, a key, a permission, the run's data files."""
     BROKEN_PROMISE = 6
     """`shoal demo` ran to its end, but a number in its table is not what it should be."""
     INTERRUPTED = 130
@@ -62,6 +63,7 @@ _CODES: tuple[tuple[type[ShoalError], ExitCode], ...] = (
     (UnreachableError, ExitCode.UNREACHABLE),
     (RefusedError, ExitCode.REFUSED),
     (RemoteProtocolError, ExitCode.REFUSED),
+    (ListenError, ExitCode.MACHINE),
     (IdentityError, ExitCode.MACHINE),
     (MachineError, ExitCode.MACHINE),
     (PromiseError, ExitCode.BROKEN_PROMISE),

@@ -33,7 +33,15 @@ from shoal.peer.events import Heard, Offline, Online
 from shoal.peer.session import GrpcDial, SessionLink
 from shoal.protocol.admin import Done, GetStatus, Invitation, MakeInvite, Pause, Resume
 from shoal.protocol.channels import Kind, open_channel
-from shoal.protocol.errors import IdentityError, InviteError, RefusedError, RemoteProtocolError, ShoalError, UnreachableError
+from shoal.protocol.errors import (
+    IdentityError,
+    InviteError,
+    ListenError,
+    RefusedError,
+    RemoteProtocolError,
+    ShoalError,
+    UnreachableError,
+)
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import Invite, parse
 from shoal.protocol.messages import (
@@ -510,7 +518,7 @@ async def test_a_port_that_is_taken_is_named(run: tuple[Path, Invite]) -> None:
     with socket.socket() as taken:
         taken.bind((host, int(port)))
         taken.listen()
-        with pytest.raises(UnreachableError, match=f"cannot listen on 127.0.0.1:{port}: another program has port {port} — stop it"):
+        with pytest.raises(ListenError, match=f"cannot listen on 127.0.0.1:{port}: another program has port {port} — stop it"):
             await serve(directory, core=SmallCore)
     async with serving(directory):
         pass

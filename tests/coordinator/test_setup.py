@@ -14,7 +14,7 @@ from shoal.coordinator.records import RunCreated
 from shoal.coordinator.setup import RunDirectory, Settings, SetupError, init, with_overrides
 from shoal.peer.enrol import load
 from shoal.protocol.channels import split_address
-from shoal.protocol.errors import ShoalError, UnreachableError
+from shoal.protocol.errors import ListenError, ShoalError, UnreachableError
 from shoal.protocol.invites import parse
 from shoal.protocol.spec import RunSpec
 
@@ -77,7 +77,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_an_address_that_is_not_this_machines_or_has_no_brackets_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UnreachableError, match=r"cannot listen on 203\.0\.113\.7:0"):
+    with pytest.raises(ListenError, match=r"cannot listen on 203\.0\.113\.7:0"):
         init(tmp_path / "a", SPEC, listen="203.0.113.7:0", enrol_listen="127.0.0.1:0")
     with pytest.raises(UnreachableError, match=r"IPv6 needs brackets"):
         init(tmp_path / "b", SPEC, listen="::1:7600", enrol_listen="127.0.0.1:0")

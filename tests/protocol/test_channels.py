@@ -27,7 +27,7 @@ from shoal.protocol.channels import (
     split_address,
     target,
 )
-from shoal.protocol.errors import UnreachableError
+from shoal.protocol.errors import ListenError, UnreachableError
 from shoal.protocol.services import REDUCE, handlers
 
 
@@ -205,7 +205,7 @@ async def test_a_port_is_never_shared_and_a_taken_one_is_an_error() -> None:
     first, second = new_server(Kind.SESSION), new_server(Kind.SESSION)
     port = listen(first, "127.0.0.1:0", credentials)
     await first.start()
-    with pytest.raises(UnreachableError, match=f"cannot listen on 127.0.0.1:{port} — another program has the port"):
+    with pytest.raises(ListenError, match=f"cannot listen on 127.0.0.1:{port} — another program has the port"):
         listen(second, f"127.0.0.1:{port}", credentials)
     await first.stop(0)
 

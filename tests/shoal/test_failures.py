@@ -11,6 +11,7 @@ from shoal.peer.vault import VaultError
 from shoal.protocol.errors import (
     IdentityError,
     InviteError,
+    ListenError,
     LocalProtocolError,
     RefusedError,
     RemoteProtocolError,
@@ -27,6 +28,7 @@ from shoal.protocol.errors import (
         (SpecError("a", "b"), 2),
         (InviteError("a", "b"), 2),
         (UnreachableError("a", "b"), 3),
+        (ListenError("a", "b"), 5),
         (RefusedError("code", "a", "b"), 4),
         (RemoteProtocolError("a", "b"), 4),
         (VersionMismatchError("a", "b"), 4),
