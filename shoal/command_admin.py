@@ -155,7 +155,7 @@ def _status_lines(status: admin.Status) -> list[str]:
 
 
 def _peer_lines(members: Sequence[admin.PeerView]) -> list[str]:
-    from shoal.panel import amount, duration
+    from shoal.panel import amount, bits, duration
 
     rows = [
         (
@@ -163,8 +163,8 @@ def _peer_lines(members: Sequence[admin.PeerView]) -> list[str]:
             peer.name,
             peer.state,
             peer.phase,
-            str(peer.version),
-            f"{peer.loss:.3f}" if peer.loss > 0 else "",
+            str(peer.version) if peer.version >= 0 else "",
+            bits(peer.loss) if peer.loss > 0 else "",
             amount(peer.tokens_per_s) if peer.tokens_per_s > 0 else "",
             amount(peer.committed_tokens),
             peer.device,
@@ -173,7 +173,7 @@ def _peer_lines(members: Sequence[admin.PeerView]) -> list[str]:
         )
         for peer in members
     ]
-    heads = ("peer", "name", "state", "phase", "version", "loss", "tokens/s", "tokens", "device", "address", "silent")
+    heads = ("peer", "name", "state", "phase", "version", "bits/byte", "tokens/s", "tokens", "device", "address", "silent")
     return columns(heads, rows) if rows else ["no peers"]
 
 

@@ -67,6 +67,10 @@ class Snapshot:
     elapsed_s: float
     status: Status
     peers: tuple[PeerView, ...]
+    rounds: int = ROUNDS
+    """Rounds that the run takes about."""
+    starting: bool = False
+    """Whether the demo still holds the run until the first peers are in."""
 
 
 class Audience(Protocol):
@@ -134,8 +138,8 @@ class Demo:
             swarm.add_peer(f"peer-{number}")
         self._audience.say(f"{PEERS} peers, each a process with a trainer of its own, enrol over mTLS")
         swarm.wait_for(lambda: self._look().status.members == PEERS, START_S, f"{PEERS} peers to come in")
-        self._seen.started_at = time.monotonic()
         swarm.ask(Resume())
+        self._seen.started_at = time.monotonic()
 
     def _train(self) -> None:
         seen, swarm = self._seen, self._swarm
@@ -172,7 +176,7 @@ class Demo:
             swarm.check()
             if now - moved_at > STALL_S:
                 waiting = status.waiting_for or f"phase {status.phase}"
-                raise PromiseError(f"no round was committed for {STALL_S:g} s: {waiting}", f"logs are in {swarm.directory}")
+                raise PromiseError(f"no round was committed for {STALL_S:g} s: {waiting}", swarm.advice)
             time.sleep(POLL_S)
 
     def _finish(self) -> None:
@@ -186,7 +190,7 @@ class Demo:
         for child in leaving:
             if child.exit_code != 0:
                 outcome = "did not leave" if child.exit_code is None else f"ended with code {child.exit_code}"
-                raise PromiseError(f"{child.name} {outcome}: {child.last_words(3)}", f"logs are in {swarm.directory}")
+                raise PromiseError(f"{child.name} {outcome}: {child.last_words(3)}", swarm.advice)
         seen.status = self._look().status
         rounds = swarm.ask(GetRounds(ALL_ROUNDS_KEPT))
         assert isinstance(rounds, Rounds)
@@ -202,7 +206,7 @@ class Demo:
         seen.newest = max(seen.newest, status.version)
         if status.evaluated_version >= 0:
             seen.evaluations[status.evaluated_version] = status.bits_per_byte
-        snapshot = Snapshot(time.monotonic() - self._began, status, peers.peers)
+        snapshot = Snapshot(time.monotonic() - self._began, status, peers.peers, self._rounds, not seen.started_at)
         self._audience.show(snapshot)
         return snapshot
 
@@ -213,7 +217,8 @@ class Demo:
         values = next((count_values(path) for path in models.values()), 0)
         committed = [entry for entry in seen.rounds if entry.version >= 0]
         first, last = (seen.evaluations.get(min(seen.evaluations, default=-1), 0.0), status.bits_per_byte)
-        learned = 0 < last < MOST_BITS_PER_BYTE and status.evaluated_version == status.version
+        goal = MOST_BITS_PER_BYTE if self._rounds >= ROUNDS else first
+        learned = 0 < last < goal and status.evaluated_version == status.version
         sent = sum(entry.sent_bytes for entry in seen.rounds)
         classic = sum(data_parallel_bytes(values, entry.contributors, STEPS) for entry in committed)
         saving = classic / sent if sent else 0.0
@@ -221,12 +226,14 @@ class Demo:
         trained = sum(entry.train_s for entry in committed)
         spent = trained + sum(entry.wait_s for entry in committed)
         lost = status.version - len({entry.version for entry in committed}) + seen.went_back
-        digests = {parameters_digest(path) for path in models.values()}
+        digests = {file_digest(path) for path in models.values()}
         expected = {name for name in self._swarm.peers if name != seen.killed}
         same = len(digests) == 1 and models.keys() == expected
+        default = self._rounds == ROUNDS
+        alone = [Result("one peer alone, as many steps (measured once)", f"{LONE_PEER_BITS_PER_BYTE:.3f}")]
         return [
             Result("held-out bits per byte, start → end", f"{first:.3f} → {last:.3f}", learned),
-            Result("one peer alone, as many steps (measured once)", f"{LONE_PEER_BITS_PER_BYTE:.3f}"),
+            *(alone if default else []),
             Result("rounds committed", f"{status.version} of {STEPS} steps, in {duration(wall)}", status.version > 0),
             Result(
                 "bytes sent",
@@ -274,13 +281,10 @@ def count_values(model: Path) -> int:
         return sum(math.prod(tensor["shape"]) for tensor in _read_header(file).values())
 
 
-def parameters_digest(model: Path) -> str:
-    """SHA-256 of the tensors in a safetensors file: names, types, shapes and bytes, but not the free text beside them."""
-    with model.open("rb") as file:
-        digest = hashlib.sha256(json.dumps(_read_header(file), sort_keys=True).encode())
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, as `sha256sum` prints it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_header(file: BinaryIO) -> dict[str, Any]:

@@ -11,18 +11,31 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from shoal import narration
-from shoal.demo import Audience, Result, Snapshot
-from shoal.panel import REFRESH_PER_S, amount, duration
+from shoal.demo import PEERS, Audience, Result, Snapshot
+from shoal.panel import NO_VERSION, REFRESH_PER_S, amount, bits, counted, duration
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+
+def headline(snapshot: Snapshot) -> str:
+    """How far the run is: before its first version, what the demo itself waits for."""
+    status = snapshot.status
+    if snapshot.starting or status.version == NO_VERSION:
+        return f"starting {PEERS} peers ({status.members} of {PEERS} ready)"
+    return f"version {status.version} of about {snapshot.rounds}"
+
+
+def waits(snapshot: Snapshot) -> str:
+    """What the run waits for, but not what the demo arranged."""
+    return "" if snapshot.starting else snapshot.status.waiting_for
 
 
 class LogAudience:
     """Plain lines: one per event, one per committed round, one per change of what is waited for."""
 
     def __init__(self) -> None:
-        self._last: tuple[int, str] = (0, "")
+        self._last: tuple[int, str, str] = (0, "", "")
 
     def say(self, line: str) -> None:
         """Write a line with the time before it."""
@@ -31,26 +44,24 @@ class LogAudience:
     def show(self, snapshot: Snapshot) -> None:
         """Write what is new, if anything is."""
         status = snapshot.status
-        now = (status.version, status.waiting_for)
+        now = (status.version, waits(snapshot), headline(snapshot) if snapshot.starting else "")
         if now == self._last:
             return
+        if now[2] and now[2] != self._last[2]:
+            self.say(now[2])
         if status.version > self._last[0]:
             rates = [peer.tokens_per_s for peer in snapshot.peers if peer.tokens_per_s > 0]
             losses = [peer.loss for peer in snapshot.peers if peer.loss > 0]
-            parts = [
-                f"version {status.version}",
-                f"{status.committed_tokens / status.total_tokens:.0%}",
-                f"{status.members} members",
-            ]
-            if losses:
-                parts.append(f"loss {sum(losses) / len(losses):.3f}")
+            parts = [headline(snapshot), counted(status.members, "member")]
             if rates:
                 parts.append(f"{amount(sum(rates))} tokens/s")
+            if losses:
+                parts.append(f"bits per byte: training {bits(sum(losses) / len(losses))}")
             if status.bits_per_byte > 0:
-                parts.append(f"held-out {status.bits_per_byte:.3f} bits per byte")
+                parts.append(f"held-out {status.bits_per_byte:.3f}")
             self.say("  ".join(parts))
-        if status.waiting_for and status.waiting_for != self._last[1]:
-            self.say(f"waiting for {status.waiting_for}")
+        if now[1] and now[1] != self._last[1]:
+            self.say(f"waiting for {now[1]}")
         self._last = now
 
 
@@ -80,25 +91,26 @@ class LiveAudience:
             return Text("starting", style="dim")
         status = snapshot.status
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for head in ("peer", "phase", "version", "loss", "tokens/s", "tokens"):
+        for head in ("peer", "phase", "version", "bits/byte", "tokens/s", "tokens"):
             table.add_column(head, justify="left" if head in ("peer", "phase") else "right", min_width=8)
         for peer in snapshot.peers:
             table.add_row(
                 Text(peer.name),
                 Text(peer.phase or peer.state),
-                str(peer.version),
-                f"{peer.loss:.3f}" if peer.loss > 0 else "",
+                str(peer.version) if peer.version > NO_VERSION else "",
+                bits(peer.loss) if peer.loss > 0 else "",
                 amount(peer.tokens_per_s) if peer.tokens_per_s > 0 else "",
                 amount(peer.committed_tokens),
             )
         held_out = f"   held-out {status.bits_per_byte:.3f} bits per byte" if status.bits_per_byte > 0 else ""
-        line = f"version {status.version}   {status.phase}   {duration(snapshot.elapsed_s)}{held_out}"
-        top = Table.grid(padding=(0, 2))
-        bar = ProgressBar(total=max(1, status.total_tokens), completed=min(status.committed_tokens, status.total_tokens), width=30)
-        top.add_row(bar, Text(line))
-        lines: list[RenderableType] = [top]
-        if status.waiting_for:
-            lines.append(Text(f"waiting for {status.waiting_for}", style="yellow"))
+        line = f"{headline(snapshot)}   {duration(snapshot.elapsed_s)}{held_out}"
+        bar = ProgressBar(total=max(1, status.total_tokens), completed=min(status.committed_tokens, status.total_tokens), width=60)
+        waiting = waits(snapshot)
+        lines = (
+            bar,
+            Text(line),
+            Text(f"waiting for {waiting}" if waiting else status.phase * (not snapshot.starting), style="dim"),
+        )
         return Group("", *lines, table)
 
 

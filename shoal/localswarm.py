@@ -47,6 +47,8 @@ class LocalSwarm:
         self.invite = ""
         self.address = ""
         """Where the coordinator listens for members, once the run is made."""
+        self.advice = f"logs are in {directory}"
+        """What to do when something fails here."""
         self._ended: list[Child] = []
 
     def __enter__(self) -> LocalSwarm:
@@ -107,14 +109,14 @@ class LocalSwarm:
         while not condition():
             self.check()
             if time.monotonic() > deadline:
-                raise MachineError(f"waited {timeout_s:g} s for {what}", f"logs are in {self.directory}")
+                raise MachineError(f"waited {timeout_s:g} s for {what}", self.advice)
             time.sleep(POLL_S)
 
     def check(self) -> None:
         """Raise when the coordinator died: nothing that one waits for would ever happen."""
         coordinator = self.coordinator
         if coordinator is not None and coordinator.exit_code is not None:
-            raise MachineError(f"the coordinator ended with code {coordinator.exit_code}: {coordinator.last_words(3)}")
+            raise MachineError(f"the coordinator ended with code {coordinator.exit_code}: {coordinator.last_words(3)}", self.advice)
 
     def close(self) -> None:
         """End everything and remove the local copies that killed peers left in shared memory."""

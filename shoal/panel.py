@@ -7,6 +7,7 @@ reports, `narration` brings what the rooms say, `command_peer` wires them.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -84,6 +85,16 @@ def byte_count(number: float) -> str:
     return f"{number:.0f} B"
 
 
+def bits(loss: float) -> str:
+    """A training loss (nats per byte) in the unit of the held-out figure: bits per byte."""
+    return f"{loss / math.log(2):.3f}"
+
+
+def counted(number: int, noun: str) -> str:
+    """ "1 member", "2 members"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def facts(progress: Progress) -> list[tuple[str, str]]:
     """What is known now, in the order in which a volunteer wants to read it. What is not known yet is left out."""
     known = [("phase", progress.phase or "starting")]
@@ -96,11 +107,11 @@ def facts(progress: Progress) -> list[tuple[str, str]]:
     if progress.steps > 0:
         known.append(("steps", str(progress.steps)))
     if progress.loss > 0:
-        known.append(("loss", f"{progress.loss:.3f}"))
+        known.append(("training bits per byte", bits(progress.loss)))
     if progress.tokens_per_s > 0:
         known.append(("tokens/s", amount(progress.tokens_per_s)))
     if progress.bits_per_byte > 0:
-        known.append(("bits per byte", f"{progress.bits_per_byte:.3f}"))
+        known.append(("held-out bits per byte", f"{progress.bits_per_byte:.3f}"))
     return known
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import shoal.demo as story
-from shoal.demo import Demo, Snapshot, count_values, data_parallel_bytes, parameters_digest
+from shoal.demo import Demo, Snapshot, count_values, data_parallel_bytes, file_digest
 from shoal.demoview import LiveAudience, LogAudience
 from shoal.failures import PromiseError
 from shoal.protocol.admin import (
@@ -63,6 +64,7 @@ class ScriptedSwarm:
     odd_one: str = ""
     """A peer that ends with other bytes."""
     address: str = "127.0.0.1:1"
+    advice: str = "look there"
     version: int = 0
     resumed: bool = False
     peers: dict[str, ScriptedChild] = field(default_factory=dict)
@@ -160,7 +162,8 @@ def test_the_story_pauses_until_all_are_in_kills_one_and_adds_one(tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "broken"),
     [
-        ({"bits": 2.5}, "held-out bits per byte, start → end"),
+        ({"bits": 2.5, "rounds": story.ROUNDS}, "held-out bits per byte, start → end"),
+        ({"bits": 8.1}, "held-out bits per byte, start → end"),
         ({"forget": 7}, "committed rounds lost"),
         ({"odd_one": "peer-3"}, "final models"),
     ],
@@ -181,16 +184,20 @@ def test_values_are_counted_from_the_header_scalars_too(tmp_path: Path) -> None:
     assert count_values(tmp_path / "m") == VALUES
 
 
-def test_equal_tensors_have_equal_digests_whatever_stands_beside_them(tmp_path: Path) -> None:
-    def model(name: str, **header: object) -> Path:
-        text = json.dumps(header).encode()
-        (tmp_path / name).write_bytes(len(text).to_bytes(8, "little") + text + b"bytes")
-        return tmp_path / name
+def test_the_digest_in_the_table_is_the_files_own(tmp_path: Path) -> None:
+    swarm = ScriptedSwarm(tmp_path)
+    results = perform(swarm)
+    model = tmp_path / "peer-1" / "model.safetensors"
+    assert results["final models"][0] == f"4 equal, SHA-256 {hashlib.sha256(model.read_bytes()).hexdigest()[:16]}"
+    assert file_digest(model) == hashlib.sha256(model.read_bytes()).hexdigest()
 
-    one, other = {"shape": [1]}, {"shape": [2]}
-    same = model("a", __metadata__={"x": "1", "y": "2"}, w=one, b=other)
-    assert parameters_digest(same) == parameters_digest(model("b", b=other, __metadata__={"y": "2"}, w=one))
-    assert parameters_digest(same) != parameters_digest(model("c", w=other, b=one))
+
+def test_a_short_demo_promises_learning_only_and_does_not_compare_with_a_long_one(tmp_path: Path) -> None:
+    results = perform(ScriptedSwarm(tmp_path, bits=4.5))
+    assert results["held-out bits per byte, start → end"] == ("8.000 → 4.500", True)
+    assert not any("alone" in what for what in results)
+    whole = perform(ScriptedSwarm(tmp_path, rounds=story.ROUNDS))
+    assert whole["one peer alone, as many steps (measured once)"] == ("2.299", True)
 
 
 def test_data_parallel_bytes_are_the_lower_bound_of_an_all_reduce() -> None:
@@ -208,13 +215,26 @@ def test_the_log_has_one_line_per_version(capsys: pytest.CaptureFixture[str]) ->
             audience.show(Snapshot(1.0, status, (swarm.view("anna"),)))
         swarm.version += 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0].split(" ", 1)[1] for line in lines] == ["version 1", "version 2"]
+    assert [line.split("  ")[0].split(" ", 1)[1] for line in lines] == ["version 1 of about 40", "version 2 of about 40"]
+    assert all("  1 member  " in line for line in lines)
+
+
+def test_until_all_are_in_the_log_says_how_many_and_not_that_an_operator_must_resume(capsys: pytest.CaptureFixture[str]) -> None:
+    audience = LogAudience()
+    swarm = ScriptedSwarm(Path())
+    for name in ("anna", "ben"):
+        status = replace(swarm.status(), version=-1, phase="paused", waiting_for="an operator to resume the run")
+        for _ in range(2):
+            audience.show(Snapshot(1.0, status, (), starting=True))
+        swarm.add_peer(name)
+    lines = [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["starting 4 peers (0 of 4 ready)", "starting 4 peers (1 of 4 ready)"]
 
 
 def test_the_live_table_shows_every_peer_and_what_is_waited_for_as_it_was_said() -> None:
     from rich.console import Console
 
-    console = Console(width=100, force_terminal=False)
+    console = Console(width=80, force_terminal=False)
     audience = LiveAudience(console)
     swarm = ScriptedSwarm(Path(), version=3)
     for name in ("anna", "[red]ben"):
@@ -225,5 +245,14 @@ def test_the_live_table_shows_every_peer_and_what_is_waited_for_as_it_was_said()
         console.print(audience)
         audience.say("peer-2 was killed")
     shown = captured.get()
-    for text in ("starting", "version 3", "1 min 05 s", "anna", "[red]ben", "waiting for [1] more peer", "peer-2 was killed"):
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    for text in (
+        "starting",
+        "version 3 of about 40",
+        "1 min 05 s",
+        "anna",
+        "[red]ben",
+        "waiting for [1] more peer",
+        "peer-2 was killed",
+    ):
         assert text in shown

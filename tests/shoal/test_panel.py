@@ -88,7 +88,7 @@ def test_what_is_not_known_yet_is_left_out() -> None:
         "version": "2",
         "members": "4",
         "steps": "12",
-        "loss": "2.500",
+        "training bits per byte": "3.607",
         "tokens/s": "5.2k",
     }
 

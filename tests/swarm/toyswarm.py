@@ -10,7 +10,7 @@ from typing import Any
 from shoal.coordinator.journal import Journal, journal_url
 from shoal.coordinator.records import Record
 from shoal.coordinator.setup import RunDirectory
-from shoal.demo import parameters_digest
+from shoal.demo import file_digest
 from shoal.localswarm import LocalSwarm
 from shoal.protocol.admin import GetPeers, GetStatus, Peers, PeerView, Status
 from shoal.protocol.spec import RunSpec
@@ -43,7 +43,7 @@ def finish(swarm: LocalSwarm) -> dict[str, Path]:
 
 def same_models(models: dict[str, Path]) -> bool:
     """Whether all peers ended with the same bytes in every tensor."""
-    return len({parameters_digest(path) for path in models.values()}) == 1
+    return len({file_digest(path) for path in models.values()}) == 1
 
 
 def journal_of(swarm: LocalSwarm) -> list[Record]:
