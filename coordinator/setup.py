@@ -182,16 +182,12 @@ def _bind(host: str, address: str) -> socket.socket:
         family, kind, protocol, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         probe = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise ListenError(
-            f"cannot listen on {address}: {error.strerror or error}", "name an address of this machine"
-        ) from error
+        raise ListenError(f"cannot listen on {address}: {error.strerror or error}", "name an address of this machine") from error
     try:
         probe.bind(where)
     except OSError as error:
         probe.close()
-        raise ListenError(
-            f"cannot listen on {address}: {error.strerror or error}", "name an address of this machine"
-        ) from error
+        raise ListenError(f"cannot listen on {address}: {error.strerror or error}", "name an address of this machine") from error
     return probe
 
 

@@ -251,7 +251,7 @@ async def test_a_whole_round_over_the_socket(daemon: MakeDaemon, tmp_path: Path)
     one.host.perform(Export(0))
     where = Path((await one.next(Exported)).where)
     assert json.loads((where / "config.json").read_text())["model_type"] == "llama"
-    assert "def " in one.said[-1]
+    assert one.said[-1].startswith("the model writes:\n")
     await one.host.close()
     assert await script.end() is None
     assert not one.host.socket_path.exists()
