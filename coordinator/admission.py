@@ -6,7 +6,10 @@ Neighbour: `core` asks, and refuses in these words.
 from __future__ import annotations
 
 from shoal.coordinator.ledger import Ledger
-from shoal.protocol.messages import NO_VERSION, PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello, Refused, StateReady
+from shoal.protocol.messages import NO_VERSION, PROTOCOL_MAJOR, PROTOCOL_MINOR, FragmentShape, Hello, Refused, StateReady
+
+PARTS_LIMIT = 1 << 16
+"""Parts of one entry: what a message can list."""
 
 
 def why_not(ledger: Ledger, rights: frozenset[str], hello: Hello, somebody_has_it: bool) -> Refused | None:
@@ -33,7 +36,13 @@ def why_not(ledger: Ledger, rights: frozenset[str], hello: Hello, somebody_has_i
 
 
 def why_unfit(ledger: Ledger, said: StateReady) -> Refused | None:
-    """Why a peer with this model and data must not contribute; None: it may. Until a round binds version 0, everything fits."""
+    """Why a peer with this model and data must not contribute; None: it may. Until a round binds version 0, any usable one fits."""
+    for shape in said.layout.fragments or (FragmentShape(0),):
+        if not 1 <= shape.parameters <= PARTS_LIMIT - shape.buffers:
+            reason = (
+                f"this peer's model has a fragment of {shape.parameters} + {shape.buffers} parts; 1 to {PARTS_LIMIT} are possible"
+            )
+            return Refused("LAYOUT", reason, "train a model with parameters, and not too many of them")
     origin = ledger.origin
     if origin is None or not ledger.bound:
         return None

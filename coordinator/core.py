@@ -269,7 +269,7 @@ class Core:
     def _hello(self, connection: int, hello: Hello, now: float) -> None:
         peer, rights = self._peers[connection]
         ledger = self.ledger
-        refusal = admission.why_not(ledger, rights, hello, bool(self._roster.contacts(NO_SESSION)))
+        refusal = admission.why_not(ledger, rights, hello, self._may_be_handed_over(peer))
         if refusal is not None:
             return self._refuse(connection, refusal)
         member = ledger.member_of(peer)
@@ -292,6 +292,11 @@ class Core:
         self._bind(connection, presence, hello, now)
         self._welcome(connection, member.session, resumed=True)
         return None
+
+    def _may_be_handed_over(self, seeker: PeerId) -> bool:
+        """Another member that listens holds the newest version, or has yet to come back and say what it holds."""
+        others = [p for p in self._roster if self._roster.peer(p.session) != seeker and self._roster.address(p.session)]
+        return any(p.standing in (Standing.ACTIVE, Standing.ARRIVING) for p in others)
 
     def _may_resume(self, member: Member, hello: Hello) -> bool:
         """The same membership goes on only for a peer that names it: another one's pending work was leased to others."""
@@ -407,7 +412,7 @@ class Core:
             for other in self._roster.active():
                 if other.session != session:
                     self._resync(other, 0, said.root)
-        if said.version != ledger.version:
+        if said.version != ledger.version or said.version == NO_VERSION:
             presence.standing = Standing.FETCHING
             self._locate(presence, Locate(said.version), now)
             return
@@ -615,8 +620,6 @@ class Core:
         need = self.spec.run.min_peers
         if len(active) < need:
             return self._why_too_few(len(active), need)
-        if not active:
-            return Waiting("a first peer", 0, 1, "invite one with `shoal admin invite`, or wait")
         if self._reopen_at - self._abandoned_at > SILENCE_S and now < self._reopen_at:
             return Waiting(
                 f"the next round, because {self._abandoned_why}", 0, 1, "it opens by itself; the members' own logs say more"
@@ -764,12 +767,15 @@ class Core:
             return self._abandon(round_, "every member was lost", now)
         if self.ledger.stopping is not None:
             self._wrap(round_)
-        online = {s for s in round_.members if self._roster[s].connection is not None}
         late = now >= round_.opened_at + self.spec.timing.gather_s
         if not self.all_are_ready(round_, round_.members) and not (late and len(round_.ready) >= self.spec.run.min_peers):
             return None
-        if round_.ready.keys() - online:
-            return None  # a member that was ready is expected back within grace
+        away = [p for p in map(self._roster.__getitem__, round_.ready) if p.standing is not Standing.ACTIVE or p.connection is None]
+        if any(p.connection is None or not late for p in away):
+            return None  # it was ready, and would not hear the plan: its stream is expected back within grace, its word soon after
+        for presence in away:
+            round_.members.discard(presence.session)
+            del round_.ready[presence.session]
         contributions = [
             Contribution(self.ledger.members[session].peer, ready.weight)
             for session, ready in round_.ready.items()
@@ -909,6 +915,7 @@ class Core:
         stopping = self.ledger.stopping
         assert stopping is not None
         self._journal(RunEnded(self.ledger.version, stopping.reason))
+        self._enough_since = None
         self._log(f"the run is over at version {self.ledger.version}: {stopping.reason}")
         self._ask_evaluation(self.ledger.version)
         for presence in self._roster:
@@ -918,7 +925,7 @@ class Core:
     def _farewell(self, now: float) -> None:
         """Let everybody go together, so that nobody leaves while another still needs its bytes."""
         for session in sorted(self._seekers):
-            if not self._roster.contacts(session):  # nobody is left who could give it what it asked for
+            if not self._may_be_handed_over(self._roster.peer(session)):  # nobody is left who could give it what it asked for
                 self._end(session, f"cannot take part any more: the run ended at version {self.ledger.version}", now)
         if not len(self._roster):
             self._farewell_at = None
@@ -928,9 +935,10 @@ class Core:
         if self._farewell_at is None:
             self._farewell_at = now + FAREWELL_S
         if all(p.goodbye for p in self._roster) or now >= self._farewell_at:
+            lacking = f"did not get version {self.ledger.version}: the run is over, and those who hold it have left"
             for presence in self._roster:
                 presence.goodbye = True
-                self._end(presence.session, "left: the run is over", now)
+                self._end(presence.session, "left: the run is over" if presence.standing is Standing.ACTIVE else lacking, now)
             self._farewell_at = None
 
     # --- operators --------------------------------------------------------------------------------------------------------------

@@ -171,10 +171,12 @@ class Ledger:
                 self.fingerprints[0] = FingerprintAgreed(0, record.root, 1, 1)
             case RoundOpened():
                 self._expect(record.round >= self.next_round and self.undecided is None and record.base == self.version, record)
+                self._expect(set(record.members) <= self.members.keys(), record)
                 self.next_round = record.round + 1
                 self.undecided = record
                 self.bound = True
                 for grant in record.grants:
+                    self._expect(grant.session in self.members and all(map(self._is_free, grant.spans)), record)
                     self._take(grant)
                 self.history.append(RoundSummary(record.round, len(record.members)))
             case RoundCommitted():
@@ -224,6 +226,12 @@ class Ledger:
         """The current membership of `peer`."""
         return next((member for member in self.members.values() if member.peer == peer), None)
 
+    def _is_free(self, span: Span) -> bool:
+        """Nobody holds any of these samples, and none before them is left out."""
+        returned = sum(max(0, min(free.stop, span.stop) - max(free.start, span.start)) for free in self.free)
+        unused = max(0, span.stop - max(self.cursor, span.start))
+        return span.start <= self.cursor and returned + unused == len(span)
+
     def _take(self, grant: Grant) -> None:
         self.members[grant.session].lease.extend(grant.spans)
         for span in grant.spans:
@@ -246,7 +254,9 @@ class Ledger:
             record,
         )
         for spent in record.spent:
-            member = self.members.get(spent.session) or self.limbo[spent.session]
+            member = self.members.get(spent.session) or self.limbo.get(spent.session)
+            if member is None:
+                raise self._contradiction(record)
             _, member.lease = split(member.lease, spent.samples)
             member.committed_tokens += spent.weight
         self.version = record.version
@@ -270,4 +280,7 @@ class Ledger:
 
     def _expect(self, holds: bool, record: Record) -> None:
         if not holds:
-            raise LocalProtocolError(f"the journal contradicts itself at {record}")
+            raise self._contradiction(record)
+
+    def _contradiction(self, record: Record) -> LocalProtocolError:
+        return LocalProtocolError(f"the journal contradicts itself at {record}")

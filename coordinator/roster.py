@@ -46,7 +46,7 @@ class Presence:
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     goodbye: bool = False
     complaints: set[PeerId] = field(default_factory=set)
-    """Who could not reach this peer's address."""
+    """Who could not reach this peer's address; the word of who is gone does not count."""
 
 
 class Roster:
@@ -90,7 +90,8 @@ class Roster:
     def dialable(self, session: int) -> bool:
         """Others can open streams to this member: it listens, and not half of the others or more failed to reach it."""
         others = max(1, len(self.active()) - 1)
-        return bool(self.address(session)) and 2 * len(self[session].complaints) < max(2, others)
+        complainers = self[session].complaints & {self.peer(p.session) for p in self}
+        return bool(self.address(session)) and 2 * len(complainers) < max(2, others)
 
     def contacts(
         self, seeker: int, failed: tuple[PeerId, ...] = (), only_active: bool = True, among: set[int] | None = None

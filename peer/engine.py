@@ -291,6 +291,8 @@ class Engine:
     @property
     def wake_at(self) -> float | None:
         """When TimePassed is due, if nothing happens before."""
+        if self._exited:
+            return None
         leave_at = None if self._exporting else self._leave_at
         times = [t for t in (self._locate_at, self._have_at, self._heartbeat_at, self._goodbye_at, leave_at) if t is not None]
         reduction = self.reduction
@@ -423,6 +425,8 @@ class Engine:
             self._emit(KeepSession(self.session))
         self.newest = max(self.newest, welcome.version)
         self._heartbeat_at = now
+        if self._said_goodbye:
+            self._say(Goodbye("the run is over"))  # the first one may have been lost with its stream
 
     def _new_session(self) -> None:
         """Another membership: what was leased to the old one is other peers' work now, so pending work must not count twice."""
@@ -445,7 +449,7 @@ class Engine:
         if said.may_return:
             self._emit(Tell(f"the coordinator ended this session ({said.reason}); joining again"))
             self._emit(HangUp())
-        else:
+        elif not self._exporting:  # else the model is nearly there, and then this peer leaves
             self._exit(EXIT_DISMISSED, f"dismissed: {said.reason}")
 
     def _notice(self, notice: Notice) -> None:
@@ -602,8 +606,12 @@ class Engine:
         if self.training is not None:
             self._wrap_up()
         else:
-            self.published = Published(round_id, self.trained, 0, 0, 0.0, 0.0)
-            self._say_ready()
+            self._publish_pending(round_id)
+
+    def _publish_pending(self, round_id: int) -> None:
+        """What is pending is all that this peer contributes to this round."""
+        self.published, self._published_at = Published(round_id, self.trained, 0, 0, 0.0, 0.0), self._clock
+        self._say_ready()
 
     def _wrap_up(self) -> None:
         if self.training is not None and not self._wrapping:
@@ -618,8 +626,7 @@ class Engine:
         if self._leave_at is not None:
             return
         if sum(map(len, opened.lease)) <= self.trained:
-            self.published, self._published_at = Published(opened.round, self.trained, 0, 0, 0.0, 0.0), self._clock
-            self._say_ready()
+            self._publish_pending(opened.round)
         elif self._trainer:
             self.training = opened.round
             self._labels = {opened.round}
@@ -642,7 +649,7 @@ class Engine:
         assert self._finish is not None
         self.copy_is_needed = not self._finish.run_is_over
         self._say(Goodbye("the run is over"))
-        if self._leave_at is not None or not self.online:
+        if self._leave_at is not None or not self.welcomed:
             self._exit(EXIT_DONE, "left the run; the model is on disk")
 
     # --- the round --------------------------------------------------------------------------------------------------------------
@@ -932,8 +939,9 @@ class Engine:
         self._goodbye_at = now + FINISH_ROUND_S
 
     def _exit(self, code: int, reason: str) -> None:
-        self._exited = True
-        self._emit(Exit(code, reason))
+        if not self._exited:
+            self._exited = True
+            self._emit(Exit(code, reason))
 
     def _say(self, body: FromPeer) -> None:
         if self.welcomed:

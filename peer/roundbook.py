@@ -25,6 +25,8 @@ class OwnPart:
     """Contributions that wait, encoded, for their turn."""
     added: list[PeerId] = field(default_factory=list)
     refused: list[PeerId] = field(default_factory=list)
+    passed: set[PeerId] = field(default_factory=set)
+    """Contributors whose turn came and went: what they still send does not count."""
     turn: int = 0
     """Index in the plan's contributions of the next one to add."""
     closed: bool = False
@@ -85,9 +87,7 @@ class RoundBook:
             and self.is_current(key, part)
             and not part.closed
             and peer in self.weights
-            and peer not in part.arrived
-            and peer not in part.added
-            and peer not in part.refused
+            and not any(peer in those for those in (part.arrived, part.added, part.refused, part.passed))
         )
 
     def waits(self, key: PartKey, peer: PeerId) -> bool:
@@ -107,6 +107,7 @@ class RoundBook:
                 return peer
             if not (peer in part.refused or peer in self.lost or late):
                 return None
+            part.passed.add(peer)
             part.turn += 1
         return None
 

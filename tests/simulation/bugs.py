@@ -184,7 +184,7 @@ def raises_the_version_early(apply_part: Callable[[Machine], None]) -> Callable[
     return applied
 
 
-RESTLESS = Weather(latency_s=0.2, stream_breaks_every_s=1.0)
+RESTLESS = Weather(latency_s=0.4, stream_breaks_every_s=1.0)
 """Streams break so often that a Welcome is as likely to be lost as to be heard."""
 UNREACHABLE = Weather(corrupt=0.1, fetch_fails=0.85)
 """Results arrive broken, and what is asked for seldom comes: whoever is behind ends up fetching a whole state."""
@@ -212,7 +212,7 @@ BUGS = (
         "a message about another round is taken for the one in flight", always(Core, "_is_current", True), peers=3, weather=ECHOING
     ),
     Bug("nobody is told that its copy differs", always(Core, "_resync", None), peers=6, weather=Weather(rot=0.03)),
-    Bug("anybody may resume any session", always(Core, "_may_resume", True), peers=3, weather=RESTLESS),
+    Bug("anybody may resume any session", always(Core, "_may_resume", True), within=30, peers=3, weather=RESTLESS),
     Bug("a peer forgets work that was left out", lambda: patch.object(Engine, "_included", forgets_what_was_left_out)),
     Bug("a peer keeps work that was included", lambda: patch.object(Engine, "_included", keeps_what_was_included)),
     Bug("a part is divided by the plan's weight, not by what is in it", instead(Engine, "on", divides_by_the_plan)),
