@@ -221,8 +221,9 @@ class Daemon:
         self._workers.close()
         if self._vault is None:
             return
-        gone = self._over.done() and not self._over.cancelled() and self._over.exception() is None
-        if gone and self._engine is not None and self._engine.copy_is_needed and self._vault.version != NO_VERSION:
+        needed = self._engine is None or self._engine.copy_is_needed
+        gone = not needed or (self._over.done() and not self._over.cancelled() and self._over.exception() is None)
+        if gone and needed and self._vault.version != NO_VERSION:
             gone = self._keep_last_copy()
         elif gone:
             shutil.rmtree(self._last_copy, ignore_errors=True)
@@ -269,8 +270,8 @@ class Daemon:
                 self._link.hang_up()
             case Tell(text, level):
                 LOG.log(logging.WARNING if level == "warning" else logging.INFO, text)
-            case Exit(code, reason):
-                self._exit(code, reason)
+            case Exit(code, reason, fix):
+                self._exit(code, reason, fix)
             case StartTrainer(spec):
                 self._spec = RunSpec.from_json(spec)
                 if self._vault is not None:
@@ -288,14 +289,14 @@ class Daemon:
                 self._dropping = self._dropping or isinstance(effect, DropPending)
                 self._plane.perform(effect)
 
-    def _exit(self, code: int, reason: str) -> None:
+    def _exit(self, code: int, reason: str, fix: str) -> None:
         if self._over.done():
             return
         if code == 0:
             LOG.info(reason)
             self._over.set_result(0)
         else:
-            self._over.set_exception(RefusedError("refused", reason))
+            self._over.set_exception(RefusedError("refused", reason, fix))
 
     def _fail(self, error: ShoalError) -> None:
         """This peer cannot take part: say so to the coordinator, and end."""

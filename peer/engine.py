@@ -402,7 +402,9 @@ class Engine:
             if now < self._refused_since + OLD_SELF_S:
                 self._emit(HangUp())
                 return
-        self._exit(EXIT_REFUSED, f"the coordinator refused this peer: {said.reason}" + (f" — {said.fix}" if said.fix else ""))
+        if said.code == "ENDED":
+            self.copy_is_needed = False
+        self._exit(EXIT_REFUSED, f"the coordinator refused this peer: {said.reason}", said.fix)
 
     def _fits(self, envelope: Envelope) -> bool:
         """Whether a message belongs to this membership and this life of the coordinator."""
@@ -938,10 +940,10 @@ class Engine:
         self._wrap_up()
         self._goodbye_at = now + FINISH_ROUND_S
 
-    def _exit(self, code: int, reason: str) -> None:
+    def _exit(self, code: int, reason: str, fix: str = "") -> None:
         if not self._exited:
             self._exited = True
-            self._emit(Exit(code, reason))
+            self._emit(Exit(code, reason, fix))
 
     def _say(self, body: FromPeer) -> None:
         if self.welcomed:

@@ -254,10 +254,11 @@ class Tell:
 
 @dataclass(frozen=True)
 class Exit:
-    """End the daemon, with this exit code and last sentence."""
+    """End the daemon, with this exit code and last sentence; `fix` says what to do about it, where there is something."""
 
     code: int
     reason: str
+    fix: str = ""
 
 
 # --- the trainer ----------------------------------------------------------------------------------------------------------------

@@ -105,7 +105,9 @@ def copy_whole(vault: Path, place: Path) -> None:
         os.replace(partial, place)
     except (OSError, shutil.Error) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise VaultError(f"the local copy in {vault} cannot be copied to {place}: {error}", "make room there") from error
+        # shutil.Error is a list of (source, target, reason), one for each file.
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) and error.args[0] else error
+        raise VaultError(f"the local copy in {vault} cannot be copied to {place}: {why}", "make room there") from error
 
 
 def shared_memory_directory() -> Path:

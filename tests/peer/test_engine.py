@@ -351,7 +351,7 @@ def test_a_refusal_ends_the_daemon_with_reason_and_fix() -> None:
     desk = Desk()
     desk.dials()
     desk.hears(Refused("VERSION", "too old", "update"), NO_SESSION, 0)
-    assert desk.done == [Exit(EXIT_REFUSED, "the coordinator refused this peer: too old — update")]
+    assert desk.done == [Exit(EXIT_REFUSED, "the coordinator refused this peer: too old", "update")]
     assert desk.feed(Online()) == []
 
 
