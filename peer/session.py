@@ -2,8 +2,8 @@
 
 Rule: losing the coordinator is normal. The link says `Online`, `Heard` and `Offline` to whoever owns it and otherwise looks
 after itself: it waits a random time below a growing limit before it dials again (so that a thousand peers do not come back at
-one moment), names are resolved anew each time, and every 5 s one line says what it waits for. Nothing is kept across streams:
-what is said while there is no stream is dropped, and the engine says it again when it is back.
+one moment), names are resolved anew each time, and a line says what it waits for, ever more rarely as the wait grows. Nothing
+is kept across streams: what is said while there is no stream is dropped, and the engine says it again when it is back.
 
 An error that waiting does not heal (the coordinator refuses this identity, another certificate authority, the wrong port) ends
 `run` when the link was never online, because then a person is watching; later it is only reported, and tried again.
@@ -28,6 +28,7 @@ import grpc.aio
 from shoal.peer.diagnosis import explain, probe
 from shoal.peer.enrol import Credentials
 from shoal.peer.events import Heard, Offline, Online
+from shoal.peer.waits import said_again_s
 from shoal.protocol.channels import Kind, open_channel
 from shoal.protocol.errors import IdentityError, RefusedError, ShoalError, UnreachableError
 from shoal.protocol.messages import Envelope
@@ -39,7 +40,8 @@ PAUSE_FLOOR_S = 0.5
 PAUSE_CEILING_S = 15.0
 STEADY_S = 5.0
 """A stream that lived this long starts the pauses from the floor again."""
-REPORT_EVERY_S = 5.0
+REPORT_LOOK_S = 1.0
+"""How often the link looks whether its wait is to be said again."""
 CONNECT_S = 10.0
 FLUSH_S = 2.0
 """How long a stream that is being closed may take to send what was said on it."""
@@ -256,17 +258,20 @@ class SessionLink:
     # --- words ------------------------------------------------------------------------------------------------------------------
 
     async def _report(self) -> None:
-        """While there is no stream: every 5 s, what is waited for, since when, and what to do."""
+        """While there is no stream, at the times of `waits`: what is waited for, since when, and what to do."""
+        since, said = self._offline_since, 0
         while True:
-            await asyncio.sleep(REPORT_EVERY_S)
-            if self._online:
+            await asyncio.sleep(REPORT_LOOK_S)
+            if self._offline_since != since:
+                since, said = self._offline_since, 0
+            waited = time.monotonic() - since
+            if self._online or waited < said_again_s(said):
                 continue
-            waited = time.monotonic() - self._offline_since
-            if waited < REPORT_EVERY_S / 2:
-                continue
+            said += 1
+            lasted = f"{waited:.0f} s" if waited < 120 else f"{waited / 60:.0f} min"
             because = f"; last: {self._last}" if self._last else ""
             self._tell(
-                f"waiting for the coordinator at {', '.join(self._addresses)} for {waited:.0f} s"
+                f"waiting for the coordinator at {', '.join(self._addresses)} for {lasted}"
                 f" (have 0, need 1; {self._attempts} attempts{because}); it is tried again by itself, Ctrl-C leaves"
             )
 

@@ -1,8 +1,8 @@
 """What a volunteer sees while the peer works: a live panel on a terminal, plain lines everywhere else.
 
 Rule: a view is told the newest progress as often as the daemon likes and decides itself what is worth a line; a log file gets
-one line per round, one per change of what the peer does, and one every five seconds of waiting. Neighbours: `peer.daemon`
-reports, `narration` brings what the rooms say, `command_peer` wires them.
+one line per round, one per change of what the peer does, and one now and then during a long wait (`peer.waits`). Neighbours:
+`peer.daemon` reports, `narration` brings what the rooms say, `command_peer` wires them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from shoal import narration
+from shoal.peer.waits import said_again_s
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-WAIT_LINE_S = 5.0
 SHORTEST_PAUSE_S = 1.0
 """Rounds may be shorter than anybody reads."""
 REFRESH_PER_S = 4
 NO_VERSION = -1
+TRAINING, HELD_OUT = "training bits per byte", "held-out bits per byte"
 
 
 class Progress(Protocol):
@@ -95,6 +96,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+FACTS = ("phase", "round", "version", "members", "steps", TRAINING, "tokens/s", HELD_OUT)
+"""What `facts` may name. The panel keeps a line for each, so that nothing jumps."""
+
+
 def facts(progress: Progress) -> list[tuple[str, str]]:
     """What is known now, in the order in which a volunteer wants to read it. What is not known yet is left out."""
     known = [("phase", progress.phase or "starting")]
@@ -107,11 +112,11 @@ def facts(progress: Progress) -> list[tuple[str, str]]:
     if progress.steps > 0:
         known.append(("steps", str(progress.steps)))
     if progress.loss > 0:
-        known.append(("training bits per byte", bits(progress.loss)))
+        known.append((TRAINING, bits(progress.loss)))
     if progress.tokens_per_s > 0:
         known.append(("tokens/s", amount(progress.tokens_per_s)))
     if progress.bits_per_byte > 0:
-        known.append(("held-out bits per byte", f"{progress.bits_per_byte:.3f}"))
+        known.append((HELD_OUT, f"{progress.bits_per_byte:.3f}"))
     return known
 
 
@@ -127,20 +132,23 @@ class Lines:
         self._write = write or _to_stdout
         self._now = now
         self._last: tuple[str, int] | None = None
-        self._last_at = -WAIT_LINE_S
+        self._last_at = -SHORTEST_PAUSE_S
+        self._waits_said = 0
 
     def watch(self, progress: Progress) -> None:
-        """A line when the phase changed before the first version, when the version moved on (once a second at most), and every
-        five seconds of a wait."""
+        """A line when the phase changed before the first version, when the version moved on (once a second at most), and when a
+        wait has become long."""
         now = self._now()
         moved = (progress.phase if progress.version <= 0 else "", progress.version)
-        long_wait = bool(progress.waiting_for) and progress.waiting_s >= WAIT_LINE_S
+        if not progress.waiting_for or progress.waiting_s < said_again_s(0):
+            self._waits_said = 0
+        long_wait = bool(progress.waiting_for) and progress.waiting_s >= said_again_s(self._waits_said)
         if moved == self._last and not long_wait:
             return
-        pause_s = WAIT_LINE_S if moved == self._last else SHORTEST_PAUSE_S if progress.version > 0 else 0.0
-        if now - self._last_at < pause_s:
+        if now - self._last_at < (SHORTEST_PAUSE_S if progress.version > 0 else 0.0):
             return
         self._last, self._last_at = moved, now
+        self._waits_said += long_wait
         text = waiting(progress) if long_wait else "  ".join(f"{name} {value}" for name, value in facts(progress))
         self.say(f"{narration.stamp()} {narration.printable(text)}")
 
@@ -178,18 +186,15 @@ class Panel:
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim")
         grid.add_column()
-        if self._progress is None:
-            grid.add_row("phase", "starting")
-        else:
-            for name, value in facts(self._progress):
-                grid.add_row(name, Text(value))
-            if self._progress.waiting_for:
-                waited = self._progress.waiting_s + time.monotonic() - self._heard_at
-                grid.add_row("waiting for", Text(self._progress.waiting_for, style="yellow"))
-                grid.add_row("waited", duration(waited))
-        return Frame(
-            grid, title=Text(self._title), title_align="left", subtitle="Ctrl-C leaves", subtitle_align="right", expand=False
-        )
+        known = dict(facts(self._progress)) if self._progress is not None else {"phase": "starting"}
+        for name in FACTS:
+            grid.add_row(name, Text(known.get(name, "")))
+        wait = ""
+        if self._progress is not None and self._progress.waiting_for:
+            waited = self._progress.waiting_s + time.monotonic() - self._heard_at
+            wait = f"{self._progress.waiting_for}, since {duration(waited)}"
+        grid.add_row("waiting for", Text(wait, style="yellow"))
+        return Frame(grid, title=Text(self._title), title_align="left", subtitle="Ctrl-C leaves", subtitle_align="right")
 
 
 @contextmanager
@@ -206,7 +211,7 @@ def open_view(title: str) -> Iterator[View]:
             panel = Panel(title, lambda line: console.print(line, markup=False, highlight=False))
             if narrator:
                 narrator.show = panel.say
-            with Live(panel, console=console, refresh_per_second=REFRESH_PER_S):
+            with Live(panel, console=console, refresh_per_second=REFRESH_PER_S, transient=True):
                 yield panel
         else:
             yield Lines()

@@ -55,20 +55,26 @@ def test_rounds_shorter_than_a_second_do_not_flood_the_log() -> None:
     assert len(written) == 10
 
 
-def test_a_wait_is_said_every_five_seconds() -> None:
+def test_a_wait_is_said_after_five_seconds_and_ever_more_rarely() -> None:
     written: list[str] = []
     clock = Clock()
     lines = Lines(written.append, clock)
     clock.now = 99.0
     lines.watch(Report())
     written.clear()
-    for tenth in range(121):
-        clock.now = 100.0 + tenth / 10
-        lines.watch(Report(waiting_for="1 more peer (have 1, need 2)", waiting_s=tenth / 10))
+    for second in range(4000):
+        clock.now = 100.0 + second
+        lines.watch(Report(waiting_for="1 more peer (have 1, need 2)", waiting_s=second))
     assert [line.split(" ", 1)[1] for line in written] == [
         "still waiting after 5 s for 1 more peer (have 1, need 2)",
-        "still waiting after 10 s for 1 more peer (have 1, need 2)",
+        "still waiting after 30 s for 1 more peer (have 1, need 2)",
+        "still waiting after 5 min 00 s for 1 more peer (have 1, need 2)",
+        "still waiting after 1 h 05 min for 1 more peer (have 1, need 2)",
     ]
+    lines.watch(Report(waiting_for="the coordinator", waiting_s=1))
+    clock.now += 5
+    lines.watch(Report(waiting_for="the coordinator", waiting_s=6))
+    assert written[-1].endswith("still waiting after 6 s for the coordinator")
 
 
 def test_before_the_first_version_each_change_of_phase_is_a_line() -> None:
