@@ -137,13 +137,13 @@ def listed_files(files: Iterable[DataFile], folder: Path, length: int, heldout_f
     for file in files:
         path = folder / file.path.removeprefix("https://").partition("/")[2] if "://" in file.path else folder / file.path
         if not path.is_file():
-            raise DataError(f"{file.path}: not found as {path}", "give the folder that holds the run's files with --data DIR")
+            raise DataError(f"{path}: not found", "give the folder that holds the run's files with --data DIR")
         size = path.stat().st_size
         if size != file.size:
-            raise DataError(f"{file.path}: {size} bytes here, {file.size} in the run spec", "fetch the file again")
+            raise DataError(f"{path}: {size} bytes here, {file.size} in the run spec", "fetch the file again")
         text = text_file(file.path, path)
         if text.digest.hex() != file.sha256:
-            raise DataError(f"{file.path}: SHA-256 {text.digest.hex()} here, {file.sha256} in the run spec", "fetch the file again")
+            raise DataError(f"{path}: SHA-256 {text.digest.hex()} here, {file.sha256} in the run spec", "fetch the file again")
         found.append(text)
     return corpus(found, length, heldout_fraction, "the run spec lists no data")
 

@@ -103,7 +103,9 @@ def exit_code(error: BaseException) -> ExitCode:
 def sentence(error: BaseException) -> str:
     """The one line that a person reads: what happened — what to do."""
     if isinstance(error, ShoalError):
-        what, fix = error.message, error.fix or _LOOK_CLOSER
+        what, fix = error.message, error.fix
+        if not fix and " — " not in what:  # what another process said may hold both halves
+            fix = _LOOK_CLOSER
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         what, fix = f"{where}{error.strerror or error}", _FIXES.get(error.errno or 0, _LOOK_CLOSER)
@@ -111,4 +113,4 @@ def sentence(error: BaseException) -> str:
         what, fix = "not enough memory", "close other programs or choose a smaller model"
     else:
         what, fix = f"unexpected {type(error).__name__}: {error}", "a fault in shoal; -v shows where"
-    return " ".join(f"{what} — {fix}".split())
+    return " ".join((f"{what} — {fix}" if fix else what).split())

@@ -54,6 +54,10 @@ def test_a_sentence_says_what_happened_and_what_to_do_on_one_line() -> None:
     )
 
 
+def test_what_another_process_said_whole_is_not_added_to() -> None:
+    assert sentence(InviteError("this invite is used up — ask for a new one")) == "this invite is used up — ask for a new one"
+
+
 @pytest.mark.parametrize(
     "error",
     [SpecError("no fix"), KeyError("x"), OSError(errno.EIO, "Input/output error"), MemoryError(), LocalProtocolError("oops")],
