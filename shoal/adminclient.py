@@ -29,6 +29,11 @@ def call(directory: Path | str, command: AdminCommand, timeout_s: float = ANSWER
     return asyncio.run(ask(directory, command, timeout_s))
 
 
+def run_of(directory: Path | str) -> str:
+    """The name of the run that `call` asks about. Raises ShoalError."""
+    return _credentials(Path(directory)).run
+
+
 async def ask(directory: Path | str, command: AdminCommand, timeout_s: float = ANSWER_S) -> AdminReply:
     """Like `call`, inside an event loop."""
     mine = _credentials(Path(directory))

@@ -8,6 +8,7 @@ Rule: nothing heavy is imported here or at the top of a command module; a comman
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -30,9 +31,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo")(command_demo.demo)
-app.add_typer(command_coordinator.app, name="coordinator")
-app.add_typer(command_peer.app, name="peer")
-app.add_typer(command_admin.app, name="admin")
+
+
+def _help_alone(context: typer.Context) -> None:
+    """A group without a command says which commands there are."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(USAGE_CODE)
+
+
+for _name, _group in (("coordinator", command_coordinator.app), ("peer", command_peer.app), ("admin", command_admin.app)):
+    _group.callback(invoke_without_command=True, help=_group.info.help)(_help_alone)
+    app.add_typer(_group, name=_name)
 
 
 def _show_version(wanted: bool) -> None:
@@ -49,14 +59,14 @@ def shoal(
     verbose: Annotated[bool, typer.Option(*_VERBOSE, help="Say more, and show tracebacks. May stand anywhere.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)] = False,
 ) -> None:
-    """What happens before any command: without one, say which there are."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-        raise typer.Exit(USAGE_CODE)
+    """What happens before any command."""
+    _help_alone(context)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on Ctrl-C is tidied up after
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines about strangers' handshakes would fill the log
     words = list(sys.argv[1:] if arguments is None else arguments)
     own = words[: words.index("--")] if "--" in words else words
@@ -67,10 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(words: Sequence[str], verbose: bool) -> int:
     """Run one command; the one place that catches broadly, because what it catches ends the process."""
-    from shoal import narration
-
-    narration.begin(verbose)
     try:
+        from shoal import narration
+
+        narration.begin(verbose)
         code: Any = app(list(words), prog_name="shoal", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED_CODE

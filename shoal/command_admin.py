@@ -18,10 +18,16 @@ app = typer.Typer(help="Look at a run and steer it.")
 
 Directory = Annotated[
     Path | None,
-    typer.Option("--dir", "-d", help="The coordinator's directory. Default: this one, or the last made here.", show_default=False),
+    typer.Option(
+        "--dir",
+        "-d",
+        metavar="DIR",
+        help="The coordinator's directory. Default: this one, or the last made here.",
+        show_default=False,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="How many, newest last.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=10_000, help="How many, newest last.")]
 
 
 @app.command()
@@ -59,8 +65,8 @@ def events(directory: Directory = None, limit: Limit = 50, as_json: Json = False
 @app.command()
 def invite(
     directory: Directory = None,
-    uses: Annotated[int, typer.Option(min=1, max=100_000, help="How many peers may enrol with it.")] = 1,
-    hours: Annotated[float, typer.Option(min=0.01, max=87_600, help="How long it may be used.")] = 24.0,
+    uses: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="How many peers may enrol with it.")] = 1,
+    hours: Annotated[float, typer.Option(metavar="X", min=0.01, max=87_600, help="How long it may be used.")] = 24.0,
     as_json: Json = False,
 ) -> None:
     """Print a line with which more peers may join."""
@@ -98,16 +104,19 @@ def _do(directory: Path | None, command: AdminCommand, as_json: bool) -> None:
 
     found = rundirs.find(directory)
 
-    from shoal.adminclient import call
+    from shoal.adminclient import call, run_of
 
-    reply = call(found, command)
+    run, reply = run_of(found), call(found, command)
     if as_json:
         from shoal.protocol.plain import to_plain
 
         typer.echo(json.dumps(to_plain(reply), indent=2))
     else:
         from shoal.narration import printable
+        from shoal.protocol import admin
 
+        if not isinstance(reply, admin.Status):  # which says it itself
+            typer.echo(f"run {run}:", err=True)
         for line in describe(reply):
             typer.echo(printable(line))
 

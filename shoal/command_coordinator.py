@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,31 +31,35 @@ def init(
         list[Path] | None, typer.Argument(metavar="FILE", help="More files for --data.", show_default=False)
     ] = None,
     spec: Annotated[Path | None, _flag("A whole run spec (TOML), instead of the flags below.", metavar="FILE")] = None,
-    name: Annotated[str | None, _flag("Name of the run.", "the directory's, if it can be one")] = None,
+    name: Annotated[str | None, _flag("Name of the run.", "the directory's, if it can be one", metavar="NAME")] = None,
     data: Annotated[list[Path] | None, _flag("Text files to train on: --data a.txt b.txt.", metavar="FILE...")] = None,
-    min_peers: Annotated[int | None, _flag("Peers without which the run waits.", 1)] = None,
-    peers: Annotated[int | None, _flag("Peers to plan the length of the run for.", "--min-peers", min=1)] = None,
-    rounds: Annotated[int | None, _flag("Length of the run in rounds.", 1000, min=1)] = None,
-    tokens: Annotated[int | None, _flag("Length of the run in tokens of all peers.")] = None,
-    seed: Annotated[int | None, _flag("Seed of the weights and of the order of samples.", 1)] = None,
-    width: Annotated[int | None, _flag("Width of the model.", 64)] = None,
-    layers: Annotated[int | None, _flag("Layers of the model.", 3)] = None,
-    heads: Annotated[int | None, _flag("Attention heads; as many for keys and values.", 4)] = None,
-    sequence_length: Annotated[int | None, _flag("Tokens per sample.", 128)] = None,
-    batch: Annotated[int | None, _flag("Samples per inner step.", 4)] = None,
-    steps: Annotated[int | None, _flag("Inner steps per round.", 30)] = None,
-    lr: Annotated[float | None, _flag("Inner learning rate.", 0.004)] = None,
-    outer_lr: Annotated[float | None, _flag("Outer learning rate.", 0.7)] = None,
-    outer_momentum: Annotated[float | None, _flag("Outer momentum.", "0.9; 0.6 below 200 rounds")] = None,
+    min_peers: Annotated[int | None, _flag("Peers without which the run waits.", 1, metavar="N")] = None,
+    peers: Annotated[int | None, _flag("Peers to plan the length of the run for.", "--min-peers", min=1, metavar="N")] = None,
+    rounds: Annotated[int | None, _flag("Length of the run in rounds.", 1000, min=1, metavar="N")] = None,
+    tokens: Annotated[int | None, _flag("Length of the run in tokens of all peers.", metavar="N")] = None,
+    seed: Annotated[int | None, _flag("Seed of the weights and of the order of samples.", 1, metavar="N")] = None,
+    width: Annotated[int | None, _flag("Width of the model.", 64, metavar="N")] = None,
+    layers: Annotated[int | None, _flag("Layers of the model.", 3, metavar="N")] = None,
+    heads: Annotated[int | None, _flag("Attention heads; as many for keys and values.", 4, metavar="N")] = None,
+    sequence_length: Annotated[int | None, _flag("Tokens per sample.", 128, metavar="N")] = None,
+    batch: Annotated[int | None, _flag("Samples per inner step.", 4, metavar="N")] = None,
+    steps: Annotated[int | None, _flag("Inner steps per round.", 30, metavar="N")] = None,
+    lr: Annotated[float | None, _flag("Inner learning rate.", 0.004, metavar="X")] = None,
+    outer_lr: Annotated[float | None, _flag("Outer learning rate.", 0.7, metavar="X")] = None,
+    outer_momentum: Annotated[float | None, _flag("Outer momentum.", "0.9; 0.6 below 200 rounds", metavar="X")] = None,
     listen: Annotated[
-        str, typer.Option(help="Where `serve` listens for peers, host:port.", rich_help_panel=ADDRESSES)
+        str, typer.Option(metavar="HOST:PORT", help="Where `serve` listens for peers, host:port.", rich_help_panel=ADDRESSES)
     ] = "0.0.0.0:7600",
     enrol_listen: Annotated[
-        str, typer.Option(help="Where `serve` listens for peers that come with an invite.", rich_help_panel=ADDRESSES)
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Where `serve` listens for peers that come with an invite.", rich_help_panel=ADDRESSES
+        ),
     ] = "0.0.0.0:7601",
     advertise: Annotated[
         str,
         typer.Option(
+            metavar="HOST",
             help="This machine's name or address as peers reach it. Default: found out.",
             show_default=False,
             rich_help_panel=ADDRESSES,
@@ -64,9 +70,11 @@ def init(
     from shoal import runplan
     from shoal.failures import SettingsError
     from shoal.protocol.names import is_run_name
+    from shoal.rundirs import normal
 
     if more_files and not data:
         raise SettingsError(f"unexpected argument {more_files[0]}", "data files follow --data")
+    directory = normal(directory)
     own_name = directory.name if spec is None and is_run_name(directory.name) else None
     flags: dict[str, dict[str, Any]] = {
         "run": {"name": name or own_name, "min_peers": min_peers, "total_tokens": tokens, "seed": seed},
@@ -83,17 +91,19 @@ def init(
         if doubled:
             raise SettingsError(f"--spec and the flag for {doubled[0]} both set the run", f"put it into {spec}, or give no --spec")
         plan = runplan.from_file(spec, files, rounds, peers)
-    for remark in plan.remarks:
-        typer.echo(remark, err=True)
     _create(directory, plan, listen, enrol_listen, advertise)
 
 
 def _create(directory: Path, plan: RunPlan, listen: str, enrol_listen: str, advertise: str) -> None:
     from shoal import rundirs
     from shoal.coordinator.setup import init as make
+    from shoal.protocol.files import write_whole
 
     invite = make(directory, plan.spec, listen=listen, enrol_listen=enrol_listen, advertise=advertise)
+    write_whole(directory / rundirs.INVITE_FILE, f"{invite.line()}\n".encode())
     rundirs.remember(directory)
+    for remark in plan.remarks:
+        typer.echo(remark, err=True)
     for line in summary(directory, plan, invite.line()):
         typer.echo(line)
 
@@ -105,7 +115,12 @@ def summary(directory: Path, plan: RunPlan, invite: str) -> list[str]:
     from shoal.panel import amount
 
     spec = plan.spec
-    data = f" --data {plan.data_directory}" if plan.data_directory is not None else ""
+    words = ["shoal", "peer", "join"]
+    if spec.data.source == "files":
+        words += ["--data", "."]
+    if spec.model.factory:
+        words += ["--allow", spec.model.factory.partition(":")[0].partition(".")[0]]
+    where = f", in a directory with {_listed([file.path for file in spec.data.files])}" if spec.data.files else ""
     return [
         f"run {spec.run.name!r} is made in {directory}",
         f"  {amount(spec.run.total_tokens)} tokens: about {plan.rounds} rounds of {spec.train.steps} steps with {plan.peers} "
@@ -113,18 +128,29 @@ def summary(directory: Path, plan: RunPlan, invite: str) -> list[str]:
         f"  every setting, with what it means, is in {directory / rundirs.SPEC_FILE} (it is fixed now)",
         "",
         "start the coordinator:",
-        f"  shoal coordinator serve {directory}",
+        f"  shoal coordinator serve {shlex.quote(str(directory))}",
         "",
-        f"give this line to whoever shall join ({FIRST_USES} uses within {FIRST_HOURS:g} hours; more with `shoal admin invite`):",
-        f"  shoal peer join{data} {invite}",
+        f"whoever shall join runs this line{where} ({FIRST_USES} uses within {FIRST_HOURS:g} hours;",
+        f"more with `shoal admin invite`; the invite is in {directory / rundirs.INVITE_FILE}, too, and join takes that file):",
+        f"  {' '.join(words)} {invite}",
     ]
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    """ "a.txt, b.txt and c.txt", or the first few and how many more."""
+    shown = [*names[:most], *([f"{len(names) - most} more files"] if len(names) > most else [])]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 @app.command()
 def serve(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The run's directory.")],
-    listen: Annotated[str, typer.Option(help="Listen here instead of where init said.", show_default=False)] = "",
-    enrol_listen: Annotated[str, typer.Option(help="Listen here for peers with an invite.", show_default=False)] = "",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Listen here instead of where init said.", show_default=False)
+    ] = "",
+    enrol_listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Listen here for peers with an invite.", show_default=False)
+    ] = "",
     leashed: Annotated[bool, typer.Option("--leashed", hidden=True)] = False,
 ) -> None:
     """Serve a run: members, order of the log, invites. Ctrl-C stops it; peers wait and come back when it is served again."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from shoal.failures import SettingsError
+
+PREFIX = "shoal-invite-"
 
 app = typer.Typer(help="Take part in a run.", no_args_is_help=False)
 
@@ -13,10 +18,10 @@ app = typer.Typer(help="Take part in a run.", no_args_is_help=False)
 @app.command()
 def join(
     invite: Annotated[
-        str | None,
+        list[str] | None,
         typer.Argument(
             metavar="INVITE",
-            help="The line that the coordinator gave you, or a file that holds it. Not needed to come back to a run.",
+            help="The line that the run's operator gave you, or a file that holds it. Not needed to come back to a run.",
             show_default=False,
         ),
     ] = None,
@@ -35,13 +40,20 @@ def join(
         ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Directory that holds the run's data files.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Directory that holds the run's data files; needed each time, unless the run has none.",
+            show_default=False,
+        ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     threads: Annotated[
-        int, typer.Option(help="Threads to train with; 0: the machine's cores shared among its trainers.", min=0)
+        int, typer.Option(metavar="N", help="Threads to train with; 0: the machine's cores shared among its trainers.", min=0)
     ] = 0,
-    micro_batch: Annotated[int, typer.Option(help="Samples per forward pass; 0: as many as the run's batch.", min=0)] = 0,
+    micro_batch: Annotated[
+        int, typer.Option(metavar="N", help="Samples per forward pass; 0: as many as the run's batch.", min=0)
+    ] = 0,
     allow: Annotated[
         list[str] | None,
         typer.Option(
@@ -51,29 +63,36 @@ def join(
         ),
     ] = None,
     listen: Annotated[
-        str, typer.Option(help="Where other peers may dial in: host:port; port 0: any free one; empty: accept no connections.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Where other peers may dial in. Port 0: any free one; empty: accept no connections."
+        ),
     ] = "0.0.0.0:0",
     advertise: Annotated[
         str,
         typer.Option(
-            help="The address that others reach this peer at, when it differs from --listen: host or host:port.", show_default=False
+            metavar="HOST[:PORT]",
+            help="The address that others reach this peer at, when it differs from --listen.",
+            show_default=False,
         ),
     ] = "",
     name: Annotated[
-        str, typer.Option(help="What others see beside this peer's id. Default: the host's name.", show_default=False)
+        str,
+        typer.Option(metavar="NAME", help="What others see beside this peer's id. Default: the host's name.", show_default=False),
     ] = "",
     leashed: Annotated[bool, typer.Option("--leashed", hidden=True)] = False,
 ) -> None:
-    """Join a run and train until it ends. Ctrl-C leaves: finished work stays in the run, and the same command comes back."""
+    """Join a run and train until it ends. Ctrl-C leaves: finished work stays in the run, and `shoal peer join --data .` comes
+    back."""
     import asyncio
 
     from shoal import leash, panel
-    from shoal.failures import SettingsError
     from shoal.peer.allocator import settle_allocator
 
     settle_allocator()
     if leashed:
         leash.wear()
+    data, identity = (path.expanduser() if path is not None else None for path in (data, identity))
     if data is not None and not data.is_dir():
         raise SettingsError(f"--data {data}: no such directory", "name the directory that holds the run's data files")
     if identity is not None and not identity.is_dir():
@@ -82,7 +101,7 @@ def join(
         )
     if advertise and not listen:
         raise SettingsError("--advertise names an address, but --listen '' accepts no connections", "drop one of the two")
-    line = _invite_line(invite)
+    line = invite_line(invite or ())
     if device not in ("auto", "cpu"):
         from shoal.peer.trainer import choose_device
 
@@ -93,8 +112,8 @@ def join(
     settings = PeerSettings(
         state_dir=(state or _default_state()).expanduser().absolute(),
         invite=line,
-        identity=identity,
-        data_dir=data,
+        identity=identity.absolute() if identity else None,
+        data_dir=data.absolute() if data else None,
         device=device,
         threads=threads,
         allow=tuple(allow or ()),
@@ -103,18 +122,31 @@ def join(
         name=name or _host_name(),
         micro_batch=micro_batch,
     )
-    with panel.open_view(f"shoal peer {settings.name}") as view:
+    with panel.open_view(_title(settings.name, line, settings.state_dir)) as view:
         code = asyncio.run(run_peer(settings, view.watch))
     raise typer.Exit(code)
 
 
-def _invite_line(given: str | None) -> str | None:
-    """An invite is one long line; a path to a file that holds it is easier to type."""
-    if given is None:
-        return None
-    if len(given) < 256 and Path(given).is_file():
-        return Path(given).read_text(encoding="utf-8").strip()
+def invite_line(words: Sequence[str]) -> str | None:
+    """The invite that was typed: a line, which a paste may have split into several words, or a file that holds it."""
+    given = "".join(words)
+    if not words or given.lstrip("\"'`<").startswith(PREFIX):
+        return given if words else None
+    path = Path(words[0]).expanduser()
+    if len(words) == 1 and len(given) < 256 and path.is_file():
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    if len(words) == 1 and ("/" in given or path.suffix):
+        raise SettingsError(f"{given}: no such file", "name the file that holds the invite, or paste its whole line")
     return given
+
+
+def _title(name: str, invite: str | None, state: Path) -> str:
+    """The peer and, as far as it is known before anybody answers, its run."""
+    from shoal.peer.slots import runs
+    from shoal.protocol.invites import parse
+
+    known = (parse(invite).run,) if invite else runs(state / "identities")
+    return f"shoal peer {name}, run {known[0]}" if known else f"shoal peer {name}"
 
 
 def _default_state() -> Path:

@@ -5,12 +5,21 @@ Rule: a guess is always said aloud by the error when it is wrong. Neighbour: `co
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from shoal.failures import SettingsError
 
 SPEC_FILE = "run.toml"
+INVITE_FILE = "invite.txt"
 _LAST = "last-run"
+
+
+def normal(path: Path) -> Path:
+    """The path as one would write it: `~` for the home directory is understood, "a/../b/." is "b"; the current directory by its
+    whole name."""
+    tidy = Path(os.path.normpath(path.expanduser()))
+    return tidy if tidy.name else Path.cwd()
 
 
 def remember(directory: Path) -> None:
@@ -26,6 +35,7 @@ def remember(directory: Path) -> None:
 def find(given: Path | None) -> Path:
     """The coordinator directory to use: the given one, else the current directory, else the last one made here."""
     if given is not None:
+        given = normal(given)
         if not _is_run(given):
             raise SettingsError(f"{given} is not a coordinator directory", f"make one with `shoal coordinator init {given}`")
         return given

@@ -41,8 +41,6 @@ class RunPlan:
     peers: int
     """Peers planned for."""
     remarks: tuple[str, ...]
-    data_directory: Path | None = None
-    """Directory below which the data files lie; None when they come with the peers' Python."""
 
 
 def from_flags(flags: Mapping[str, Mapping[str, Any]], files: Sequence[Path], rounds: int | None, peers: int | None) -> RunPlan:
@@ -70,7 +68,7 @@ def from_file(path: Path, files: Sequence[Path], rounds: int | None, peers: int 
 
 def _plan(tables: Tables, files: Sequence[Path], rounds: int | None, peers: int | None, name: str) -> RunPlan:
     remarks: list[str] = []
-    directory = None
+    files = [Path(os.path.abspath(path.expanduser())) for path in files]
     if files:
         directory = _common_directory(files)
         tables = _with(tables, "data", source="files", files=[describe_file(path, directory) for path in files])
@@ -97,7 +95,7 @@ def _plan(tables: Tables, files: Sequence[Path], rounds: int | None, peers: int 
             "warning: the run trains on Python's standard library, which differs between Python versions; "
             "it suits demos on one machine — give your own text with --data FILE..."
         )
-    return RunPlan(spec, planned_rounds, planned_peers, tuple(remarks), directory)
+    return RunPlan(spec, planned_rounds, planned_peers, tuple(remarks))
 
 
 def _valid(tables: Tables, name: str) -> RunSpec:

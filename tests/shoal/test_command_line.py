@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +15,11 @@ from pathlib import Path
 import pytest
 
 from shoal import cli, narration
+from shoal.command_coordinator import summary
+from shoal.command_peer import invite_line
+from shoal.coordinator.setup import init
 from shoal.protocol.spec import RunSpec
+from shoal.runplan import from_flags
 
 GROUPS: tuple[list[str], ...] = (
     [],
@@ -89,9 +95,14 @@ def _help_s() -> float:
     return after.children_user - before.children_user + after.children_system - before.children_system
 
 
-def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run([], verbose=False) == 2
-    assert "coordinator" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("group", "command"), [([], "coordinator"), (["coordinator"], "serve"), (["peer"], "join"), (["admin"], "stop")]
+)
+def test_without_a_command_the_commands_are_listed(group: list[str], command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(group, verbose=False) == 2
+    said = capsys.readouterr()
+    assert command in said.out
+    assert said.err == ""
 
 
 @pytest.mark.parametrize(
@@ -115,6 +126,9 @@ def test_misuse_is_one_line_that_names_the_help(words: list[str], complaint: str
     ("words", "complaint"),
     [
         (["peer", "join", "x", "--data", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["peer", "join", "/nowhere/invite.txt"], "/nowhere/invite.txt: no such file"),
+        (["peer", "join", "invite.txt"], "invite.txt: no such file"),
+        (["peer", "join", "shoal-invite-1.AAAA", "AAAAAAAAAAAA"], "checksum"),
         (["peer", "join", "x", "--identity", "/nowhere/at/all"], "/nowhere/at/all"),
         (["peer", "join", "x", "--listen", "", "--advertise", "a:1"], "--advertise"),
         (["coordinator", "init", "unused", "stray.txt"], "stray.txt"),
@@ -156,7 +170,9 @@ def test_verbose_shows_the_traceback_wherever_it_stands() -> None:
 def test_an_init_directory_that_is_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "precious").write_text("keep me")
     assert cli.run(["coordinator", "init", str(tmp_path)], verbose=False) == 5
-    assert "not empty" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "not empty" in said
+    assert "warning" not in said, "the error is what counts"
     assert (tmp_path / "precious").read_text() == "keep me"
 
 
@@ -181,6 +197,73 @@ def test_the_defaults_that_the_flags_show_are_those_of_the_run_spec(
         ("--outer-momentum", spec.outer.momentum),
     ):
         assert re.search(rf"{flag} [^()]*\(default {value}[);]", shown), flag
+
+
+@pytest.mark.parametrize("words", [["one"], ["shoal-inv", "ite"], ["FILE"]])
+def test_an_invite_is_a_line_or_its_pieces_or_a_file(words: list[str], tmp_path: Path) -> None:
+    line = "shoal-invite-1.abcdef"
+    path = tmp_path / "my invite.txt"
+    path.write_text(f"{line}\n")
+    given = {"one": [line], "shoal-inv": [line[:9], line[9:16], line[16:]], "FILE": [str(path)]}[words[0]]
+    assert invite_line(given) == line
+    assert invite_line(()) is None
+
+
+def test_what_init_prints_for_others_says_nothing_of_this_machine(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("text " * 100)
+    plan = from_flags({}, [tmp_path / "x" / ".." / "a.txt", tmp_path / "b.txt"], 300, None)
+    lines = summary(Path("my run"), plan, "INVITE")
+    assert lines[-1] == "  shoal peer join --data . INVITE"
+    assert any("in a directory with a.txt and b.txt" in line for line in lines)
+    assert "  shoal coordinator serve 'my run'" in lines
+    assert not any(str(tmp_path) in line for line in lines)
+    own = from_flags({"model": {"kind": "factory", "factory": "bytegru.models:task"}}, [], 300, None)
+    assert summary(Path("run"), own, "INVITE")[-1] == "  shoal peer join --allow bytegru INVITE"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, ["--version"]),
+        (2, ["coordinator", "init", "unused", "--data", "/nowhere.txt"]),
+        (3, ["admin", "status", "--dir", "RUN"]),
+        (5, ["coordinator", "serve", "RUN"]),
+    ],
+)
+def test_the_exit_codes_are_those_of_the_table(code: int, words: list[str], tmp_path: Path) -> None:
+    """4 and 5 for peers are tests/swarm/test_bad_input.py's, 6 and 130 tests/swarm/test_demo.py's."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        taken = f"127.0.0.1:{holder.getsockname()[1]}"
+        if "RUN" in words:
+            init(
+                tmp_path / "run",
+                RunSpec.of(run={"total_tokens": 1}),
+                listen="127.0.0.1:0",
+                enrol_listen=taken,
+                advertise="127.0.0.1",
+            )
+        done = shoal(*(str(tmp_path / "run") if word == "RUN" else word for word in words))
+    assert done.returncode == code
+    assert re.fullmatch(r"" if code == 0 else r"error: .+ — .+\n", done.stderr), done.stderr
+
+
+def test_ctrl_c_in_the_first_instants_leaves_no_traceback() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "shoal", "admin", "status"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    while "click" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert "Traceback" not in error
 
 
 def test_python_dash_m_shoal_and_the_version() -> None:

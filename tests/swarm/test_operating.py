@@ -111,8 +111,14 @@ def test_init_prints_an_invite_and_the_next_command_and_both_work(tmp_path: Path
     assert f"shoal coordinator serve {tmp_path / 'book'}" in said
     join = said.strip().splitlines()[-1].split()
     assert join[:3] == ["shoal", "peer", "join"]
-    assert join[join.index("--data") + 1] == str(tmp_path)
+    assert join[join.index("--data") + 1] == "."
+    assert "in a directory with book.txt" in said
+    assert str(tmp_path) not in said.strip().splitlines()[-1]
     assert parse(join[-1]).run == "book"
+    kept = tmp_path / "book" / "invite.txt"
+    assert str(kept) in said
+    assert kept.read_text().strip() == join[-1]
+    assert kept.stat().st_mode & 0o777 == 0o600
     assert "book.txt" in (tmp_path / "book" / "run.toml").read_text()
     # The last run made on this machine is the one that commands mean.
     assert parse(join[-1]).session_addresses[0] in shoal("admin", "status", code=3)
