@@ -72,10 +72,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'installing PyTorch and others into $(VENV): a few minutes, 1 to several GB'
 	$(PIP) install -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'installing PyTorch and others into $(VENV): a few minutes, 1 to several GB'
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.runtime
 

@@ -139,7 +139,8 @@ class Data(Section):
     sequence_length: Annotated[int, Field(ge=1, le=1 << 20)] = 128
     """Tokens per sample that are predicted."""
     heldout_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Share of the text that is kept for evaluation, chosen by hash of the file's name."""
+    """Share of the text that is kept for evaluation: the files whose names' hashes fall into it. Where that leaves one half empty
+    (few files), the last bytes of all instead."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
