@@ -138,5 +138,9 @@ def test_the_panel_shows_the_newest_progress_and_does_not_read_brackets_as_marku
     with console.capture() as captured:
         console.print(panel)
     assert "a peer [red] at [::1]:7600" in captured.get()
+    panel.watch(Report("joining", 0, -1, 0, 0, 0.0, 0.0))
+    with console.capture() as later:
+        console.print(panel)
+    assert len(later.get().splitlines()) == len(captured.get().splitlines()), "nothing jumps"
     panel.say("hello")
     assert above == ["hello"]

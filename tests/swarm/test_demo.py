@@ -88,6 +88,8 @@ def test_ctrl_c_leaves_within_seconds_with_nothing_left(tmp_path: Path, moment: 
     _, alive = psutil.wait_procs(family, timeout=1)
     assert not alive
     assert "Traceback" not in log.read_text()
+    assert "version -1" not in log.read_text()
+    assert log.read_text().endswith("interrupted, tidied up\n")
 
 
 def test_the_stored_figure_of_a_lone_peer_is_what_one_measures(swarms: Swarms) -> None:
