@@ -380,7 +380,7 @@ async def test_a_contributor_that_sends_nothing_is_reported_with_what_is_missing
 
 
 async def test_a_reducer_that_owes_results_and_is_silent_is_reported_and_one_that_owes_nothing_is_not(swarm: Swarm) -> None:
-    peers = await swarm(3, limits=QUICK)
+    peers = await swarm(3, limits=replace(QUICK, progress_s=1.5))
     publish(peers)
     shares = [Share(peers[0].contact, Section.PARAMETERS, 0, 3), Share(peers[1].contact, Section.PARAMETERS, 3, 7)]
     plan = plan_for(peers, 1, (1, 1, 1), shares, deadline_s=0.1)
@@ -418,7 +418,7 @@ async def test_a_contribution_that_cannot_be_encoded_is_blamed_on_nobody_else(
 
 
 async def test_streams_for_rounds_that_never_come_leave_nothing_while_others_wait(swarm: Swarm) -> None:
-    reducer, member = await swarm(2, limits=replace(QUICK, early_s=0.2))
+    reducer, member = await swarm(2, limits=replace(QUICK, early_s=0.2, progress_s=30.0))
     channel, call = await raw_stream(member, reducer)
     await call.write(frame(7, 0, b"", 0))
     async with asyncio.timeout(5):
