@@ -81,6 +81,7 @@ from shoal.protocol.messages import (
     Contact,
     Contribution,
     ContributorLost,
+    Decision,
     Dismissed,
     Donors,
     Envelope,
@@ -212,6 +213,8 @@ class Core:
             said = [] if round_.first_ready_at is None else [round_.first_ready_at + SILENCE_S]
             return [at for at in (late, *said) if at > self._clock]
         times = [round_.planned_at + timing.reduce_s]
+        if round_.planned_at + SILENCE_S > self._clock:
+            times.append(round_.planned_at + SILENCE_S)
         if round_.decided_at is not None and round_.decided_at + timing.delivery_s > self._clock:
             times.append(round_.decided_at + timing.delivery_s)
         if round_.settle_at is not None and round_.settle_at > self._clock:
@@ -609,6 +612,13 @@ class Core:
                 return Waiting(
                     f"{names or 'a reconnecting member'} to finish training in round {round_.id}", have, need, "nothing to do"
                 )
+            if round_.state is RoundState.REDUCING and now >= round_.planned_at + SILENCE_S:
+                parts, decided = len(round_.reducer_of), len(round_.decisions)
+                if decided < parts:
+                    return Waiting(f"round {round_.id} to be reduced", decided, parts, "nothing to do")
+                names = ", ".join(self._roster.name(session) for session in sorted(round_.missing()))
+                have, need = len(round_.complete()), len(round_.collectors)
+                return Waiting(f"{names or 'members'} to receive the result of round {round_.id}", have, need, "nothing to do")
             return Waiting()
         active = self._roster.active()
         returning = sum(p.connection is None for p in self._roster)
@@ -759,8 +769,18 @@ class Core:
                 self._abandon(round_, "every member was lost", now)
             elif hopeless := round_.hopeless(now):
                 self._abandon(round_, hopeless, now)
+            elif contradiction := round_.contradiction():
+                self._accuse(round_, *contradiction, now)
             elif now >= round_.planned_at + self.spec.timing.reduce_s:
                 self._abandon(round_, f"no commit within {self.spec.timing.reduce_s:g} s of its plan", now)
+
+    def _accuse(self, round_: Round, decision: Decision, witnesses: set[int], now: float) -> None:
+        """A reducer sent other bytes than it reported: it reduces no more while it is here, and the round is made again."""
+        reducer = round_.reducer_of[decision.section, decision.part].reducer.peer
+        accused = self.ledger.member_of(reducer)
+        if accused is not None:
+            self._roster[accused.session].complaints |= {self.ledger.members[session].peer for session in witnesses}
+        self._abandon(round_, f"reducer {reducer} sent other bytes of part {decision.part} than it reported", now)
 
     def _gather(self, round_: Round, now: float) -> None:
         if not round_.members:

@@ -199,6 +199,23 @@ class Round:
                     return f"too few hold part {decision.part} of the lost reducer {self.reducer_of[slot].reducer.peer}"
         return ""
 
+    def contradiction(self) -> tuple[Decision, set[int]] | None:
+        """A part of which most of the reducer's fellows hold other bytes than the reducer reported, and who they are."""
+        if self.decided_at is None:
+            return None
+        live = set(self.collectors.values())
+        for slot, decision in self.decisions.items():
+            others = live - {self.collectors.get(self.reducer_of[slot].reducer.peer, 0)}
+            reports = {session: held for session, held in self.holds.get(slot, {}).items() if session in others}
+            witnesses = {s for s, (attempt, digest) in reports.items() if attempt == decision.attempt and digest != decision.digest}
+            if 2 * len(witnesses) > len(others):
+                return decision, witnesses
+        return None
+
+    def missing(self) -> set[int]:
+        """Live sessions that do not hold everything that was decided."""
+        return set(self.collectors.values()) - self.complete()
+
     def contributors(self) -> list[Contribution]:
         """Everybody in at least one decided part, in plan order."""
         assert self.plan is not None

@@ -332,3 +332,23 @@ def test_seven_parts_for_three_reducers() -> None:
 @given(st.permutations([Contribution("ada", 3), Contribution("bob", 1), Contribution("cyd", 2)]))
 def test_the_plan_order_does_not_depend_on_who_was_ready_first(contributions: list[Contribution]) -> None:
     assert [contribution.peer for contribution in plan_order(contributions)] == ["ada", "bob", "cyd"]
+
+
+def test_a_reducer_whose_fellows_mostly_hold_other_bytes_than_it_reported_is_named() -> None:
+    round_ = decided()
+    lied = Held(PARAMETERS, 2, 0, b"x" * 32)
+    holds(round_, "bob", 0, 1, 2)
+    assert round_.contradiction() is None
+    round_.hold(SESSIONS["ada"], Have(7, (lied,)))
+    assert round_.contradiction() is None  # one of two is not most
+    round_.hold(SESSIONS["cyd"], Have(7, (lied,)))
+    found = round_.contradiction()
+    assert found is not None
+    assert (found[0].part, found[1]) == (2, {SESSIONS["ada"], SESSIONS["cyd"]})
+
+
+def test_bytes_of_another_attempt_contradict_nobody() -> None:
+    round_ = decided()
+    for peer in ("bob", "cyd"):
+        round_.hold(SESSIONS[peer], Have(7, (Held(PARAMETERS, 0, 0, b"x" * 32),)))
+    assert round_.contradiction() is None
