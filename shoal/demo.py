@@ -230,19 +230,17 @@ class Demo:
         expected = {name for name in self._swarm.peers if name != seen.killed}
         same = len(digests) == 1 and models.keys() == expected
         default = self._rounds == ROUNDS
-        alone = [Result("one peer alone, as many steps (measured once)", f"{LONE_PEER_BITS_PER_BYTE:.3f}")]
+        alone = [Result("one peer alone, as many steps", f"{LONE_PEER_BITS_PER_BYTE:.3f} (measured once)")]
         return [
             Result("held-out bits per byte, start → end", f"{first:.3f} → {last:.3f}", learned),
             *(alone if default else []),
             Result("rounds committed", f"{status.version} of {STEPS} steps, in {duration(wall)}", status.version > 0),
             Result(
-                "bytes sent",
-                f"{byte_count(sent)}, {saving:.0f}x less than per-step fp32 ({byte_count(classic)})",
+                "bytes sent (against per-step fp32)",
+                f"{byte_count(sent)}, {saving:.0f}x less ({byte_count(classic)})",
                 saving >= LEAST_SAVING,
             ),
-            Result(
-                "utilisation (share of the peers' time spent training)", f"{trained / spent:.0%}" if spent > 0 else "not reported"
-            ),
+            Result("utilisation (time spent training)", f"{trained / spent:.0%}" if spent > 0 else "not reported"),
             Result(
                 f"{seen.killed} killed: next whole round after",
                 duration(seen.recovered_at - seen.killed_at) if seen.recovered_at else "never",

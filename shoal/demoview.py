@@ -93,7 +93,7 @@ class LiveAudience:
         table = Table(box=None, pad_edge=False, header_style="dim")
         for head in ("peer", "phase", "version", "bits/byte", "tokens/s", "tokens"):
             table.add_column(head, justify="left" if head in ("peer", "phase") else "right", min_width=8)
-        for peer in snapshot.peers:
+        for peer in sorted(snapshot.peers, key=lambda peer: peer.name):
             table.add_row(
                 Text(peer.name),
                 Text(peer.phase or peer.state),
@@ -104,10 +104,13 @@ class LiveAudience:
             )
         held_out = f"   held-out {status.bits_per_byte:.3f} bits per byte" if status.bits_per_byte > 0 else ""
         line = f"{headline(snapshot)}   {duration(snapshot.elapsed_s)}{held_out}"
-        bar = ProgressBar(total=max(1, status.total_tokens), completed=min(status.committed_tokens, status.total_tokens), width=60)
+        top = Table.grid()  # a bar alone does not end its line
+        top.add_row(
+            ProgressBar(total=max(1, status.total_tokens), completed=min(status.committed_tokens, status.total_tokens), width=60)
+        )
         waiting = waits(snapshot)
         lines = (
-            bar,
+            top,
             Text(line),
             Text(f"waiting for {waiting}" if waiting else status.phase * (not snapshot.starting), style="dim"),
         )
