@@ -41,6 +41,14 @@ def running_demo(log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(30)
 
 
+def at_work(process: psutil.Process) -> bool:
+    """Whether it still does or holds anything; a container's first process may not collect ended orphans."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def wait_for_line(log: Path, pattern: str, process: subprocess.Popen[bytes], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not re.search(pattern, log.read_text()):
@@ -86,7 +94,7 @@ def test_ctrl_c_leaves_within_seconds_with_nothing_left(tmp_path: Path, moment: 
         assert process.wait(10) == 130
         assert time.monotonic() - asked_at < 5.5
     _, alive = psutil.wait_procs(family, timeout=1)
-    assert not alive
+    assert not [child for child in alive if at_work(child)]
     assert "Traceback" not in log.read_text()
     assert "version -1" not in log.read_text()
     assert log.read_text().endswith("interrupted, tidied up\n")
