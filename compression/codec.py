@@ -201,7 +201,9 @@ class Int8:
         """Scales (copied, so that they are aligned; checked) and values (a view) of a payload."""
         raw = _bytes_of(payload, tiling.size)
         scales = raw[: 4 * tiling.blocks].clone().view(torch.float32)
-        # Each scale is 0 or normal and in range; NaN fails both comparisons. -128 times the largest stays in range, too.
+        # Each scale is 0 or normal and in range; NaN fails all comparisons. -128 times the largest stays in range, too.
+        if tiling.blocks and scales.amin().item() >= SMALLEST_NORMAL and scales.amax().item() <= largest / 128.0:
+            return scales, raw[4 * tiling.blocks :]
         good = ((scales >= SMALLEST_NORMAL) & (scales <= largest / 128.0)) | (scales == 0.0)
         if not bool(good.all()):
             at = int(torch.nonzero(~good)[0].item())

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import torch
 
 from shoal.compression.codec import Codec, CodecError
 from shoal.peer.events import ContributionArrived, ContributionRefused, Event, ResultArrived, StreamFailed
@@ -170,11 +172,7 @@ class Exchange:
 
     def encode(self, key: PartKey) -> bytearray:
         """In a worker thread: this peer's contribution to a part. Raises CodecError."""
-        spans = self.spans(key)
-        if not spans:
-            raise LocalProtocolError(f"asked to send {key}, which is not in the layout")
-        part = self.tools.vault.parts[key.part]
-        return self.tools.send_codec.encode(self.tools.vault.pending[part.start : part.stop], spans)
+        return self.tools.send_codec.encode(*self._contribution(key))
 
     def own_fault(self, key: PartKey, error: CodecError) -> str:
         """This peer cannot contribute to a part, which is nobody else's failure: the sentence, also told to the volunteer once."""
@@ -185,8 +183,19 @@ class Exchange:
         return reason
 
     def encode_frame(self, key: PartKey) -> bytes:
-        """In a worker thread: the same, framed."""
-        return frames.encode(self.header(key, self.weights[self.tools.me]), self.encode(key))
+        """In a worker thread: the same, framed; encoded into a buffer that the thread keeps."""
+        values, spans = self._contribution(key)
+        encoded = _kept.room(self.tools.send_codec.encoded_size(spans))
+        self.tools.send_codec.encode_into(values, spans, encoded)
+        return frames.encode(self.header(key, self.weights[self.tools.me]), encoded)
+
+    def _contribution(self, key: PartKey) -> tuple[torch.Tensor, tuple[int, ...]]:
+        """What this peer has for a part, and the part's spans."""
+        spans = self.spans(key)
+        if not spans:
+            raise LocalProtocolError(f"asked to send {key}, which is not in the layout")
+        part = self.tools.vault.parts[key.part]
+        return self.tools.vault.pending[part.start : part.stop], spans
 
     def open(self, reducer: PeerId, dial: Callable[[], Any]) -> None:
         """Open the stream to a reducer, unless it is open; what was asked to be sent to it before and has no result goes first."""
@@ -373,6 +382,22 @@ class Exchange:
         self.results[key] = digest = await self.tools.workers.part(store_part, self.tools.vault, key, payload)
         if not self.over:
             self.tools.emit(ResultArrived(key, digest))
+
+
+class _Kept(threading.local):
+    """One buffer per worker thread: a fresh one for each part would cost its page faults each time."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def room(self, size: int) -> memoryview:
+        """Space for `size` bytes, good until the thread asks again."""
+        if len(self._buffer) < size:
+            self._buffer = bytearray(size)
+        return memoryview(self._buffer)[:size]
+
+
+_kept = _Kept()
 
 
 def store_part(vault: Vault, key: PartKey, payload: memoryview) -> bytes:
