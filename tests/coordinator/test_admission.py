@@ -39,7 +39,7 @@ def test_a_peer_of_this_run_and_version_is_welcome() -> None:
 
 
 @pytest.mark.parametrize(
-    "rights", [frozenset(), frozenset({"admin"}), frozenset({"observer", "reducer"})], ids=lambda r: "+".join(r)
+    "rights", [frozenset(), frozenset({"admin"}), frozenset({"observer", "reducer"})], ids=["none", "admin", "observer and reducer"]
 )
 def test_a_certificate_without_the_right_to_join_is_refused_first(rights: frozenset[str]) -> None:
     assert code(why_not(ledger(), rights, replace(HELLO, run="another", major=9))) == "NO_RIGHT"
