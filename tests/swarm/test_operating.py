@@ -176,7 +176,7 @@ def test_a_second_ctrl_c_does_not_wait(swarms: Swarms) -> None:
     swarm.wait_for(lambda: "leaving" in anna.log.read_text() or anna.exit_code is not None, 5, "the peer to hear it")
     asked_at = time.monotonic()
     os.kill(anna.pid, signal.SIGINT)
-    assert anna.wait(5) in (0, 130)
+    assert anna.wait(5) in (0, 130, -signal.SIGINT)  # the last is what a shell reports as 130
     assert time.monotonic() - asked_at < 1.5
     _, alive = psutil.wait_procs(family, timeout=5)
     assert not alive
