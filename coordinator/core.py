@@ -666,7 +666,7 @@ class Core:
             self._send(presence.session, self._waiting.notice())
 
     def _open_round(self, now: float) -> None:
-        ledger, quota = self.ledger, self._quota()
+        ledger, quota = self.ledger, self.spec.samples_per_round
         members = sorted(self._roster.active(), key=lambda p: ledger.members[p.session].peer)
         wants = [(p.session, max(0, quota - (total(ledger.members[p.session].lease) - p.pending))) for p in members]
         record = RoundOpened(
@@ -680,12 +680,8 @@ class Core:
         if ledger.version == 0:
             self._ask_evaluation(0)
 
-    def _quota(self) -> int:
-        """Samples per member and round."""
-        return self.spec.train.steps * self.spec.train.batch
-
     def _send_open(self, session: int, round_: Round) -> None:
-        tokens = self._quota() * self.spec.data.sequence_length
+        tokens = self.spec.tokens_per_round
         opened = round_.opened
         self._send(
             session,
@@ -695,7 +691,7 @@ class Core:
                 opened.fragment,
                 opened.base,
                 tuple(self.ledger.members[session].lease),
-                self._quota(),
+                self.spec.samples_per_round,
                 self.ledger.committed_tokens,
                 tokens * len(opened.members),
                 len(opened.members),
@@ -823,7 +819,7 @@ class Core:
         collectors = {
             ledger.members[p.session].peer: p.session
             for p in self._roster.active()
-            if p.connection is not None and (p.session in round_.ready or p.version == ledger.version)
+            if p.session in round_.ready or p.version == ledger.version
         }
         reducers = [
             Contact(peer, ledger.members[session].address)
@@ -913,7 +909,7 @@ class Core:
 
     def _ask_evaluation(self, version: int) -> None:
         """One member in turn evaluates; whoever did not answer by the next time is passed over."""
-        able = sorted(p.session for p in self._roster.active() if p.connection is not None)
+        able = sorted(p.session for p in self._roster.active())
         if able:
             turn = version // max(1, self.spec.evaluation.every)
             self._evaluating = (version, able[turn % len(able)])

@@ -190,6 +190,8 @@ class Round:
 
     def hopeless(self, now: float) -> str:
         """Why this round cannot be finished by those who are left; "" while it can."""
+        if not self.lost:
+            return ""
         for slot, share in self.reducer_of.items():
             if slot not in self.decisions and share.reducer.peer in self.lost:
                 return f"reducer {share.reducer.peer} was lost before it closed part {slot[1]}"
