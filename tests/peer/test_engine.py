@@ -1077,16 +1077,39 @@ def test_who_is_not_connected_just_leaves() -> None:
     assert desk.feed(LeaveAsked()) == [Exit(EXIT_DONE, "left the run")]
 
 
-def test_the_last_to_leave_writes_the_model_however_long_it_takes() -> None:
+def last_to_leave() -> Desk:
     desk = Desk.member(version=3)
     desk.feed(LeaveAsked())
     desk.hears(Finish(3, "you are the last member to leave", run_is_over=False))
     assert desk.did(Export) == [Export(3)]
     assert desk.hears(Dismissed("left", may_return=False)) == []
-    assert not [effect for effect in desk.wait(60) if isinstance(effect, Exit)]
+    return desk
+
+
+def test_the_last_to_leave_writes_the_model_first() -> None:
+    desk = last_to_leave()
     desk.feed(Exported("/models/x"))
     assert [effect.code for effect in desk.did(Exit)] == [EXIT_DONE]
     assert desk.engine.copy_is_needed
+
+
+def test_the_last_to_leave_does_not_wait_for_ever_for_a_trainer_that_does_not_write() -> None:
+    desk = last_to_leave()
+    desk.wait(LEAVE_S)
+    assert [effect.reason for effect in desk.did(Exit)] == ["left the run; the model was not written, the trainer took too long"]
+    assert desk.engine.copy_is_needed
+
+
+@pytest.mark.parametrize("asked_first", [True, False])
+def test_who_leaves_at_the_end_waits_for_the_model_and_says_so(asked_first: bool) -> None:
+    desk = Desk.member(version=3)
+    events = [lambda: desk.feed(LeaveAsked()), lambda: desk.hears(Finish(3, "all tokens are trained"))]
+    for happens in events if asked_first else reversed(events):
+        happens()
+    assert "leaving once the model is written; Ctrl-C again leaves without it" in {said.text for said in desk.did(Tell)}
+    assert not [effect for effect in desk.wait(60) if isinstance(effect, Exit)]
+    desk.feed(Exported("/models/x"))
+    assert [effect.code for effect in desk.did(Exit)] == [EXIT_DONE]
 
 
 def phase_of(story: str) -> str:
