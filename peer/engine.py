@@ -293,8 +293,8 @@ class Engine:
         """When TimePassed is due, if nothing happens before."""
         if self._exited:
             return None
-        leave_at = None if self._last_export else self._leave_at
-        times = [t for t in (self._locate_at, self._have_at, self._heartbeat_at, self._goodbye_at, leave_at) if t is not None]
+        due = (self._locate_at, self._have_at, self._heartbeat_at, self._goodbye_at, self._leave_at)
+        times = [t for t in due if t is not None]
         reduction = self.reduction
         if reduction is not None and reduction.deadline > self._clock and any(not part.closed for part in reduction.own.values()):
             times.append(reduction.deadline)
@@ -816,7 +816,7 @@ class Engine:
         if self._goodbye_at is not None and (self.reduction is None or now >= self._goodbye_at):
             self._goodbye_at = None
             self._say(Goodbye("the volunteer left"))
-        if self._leave_at is not None and now >= self._leave_at and not self._last_export:
+        if self._leave_at is not None and now >= self._leave_at:
             unwritten = "; the model was not written, the trainer took too long" if self._exporting else ""
             self._exit(EXIT_DONE, f"left the run{unwritten}")
 
@@ -925,7 +925,6 @@ class Engine:
         elif self.version != NO_VERSION and self._trainer:
             self._exporting = True
             self._emit(Export(self.version))
-            self._leave_after_export()
         elif self._finish.version == NO_VERSION:
             self._said_goodbye = True
             self._say(Goodbye("the run is over"))
@@ -939,18 +938,8 @@ class Engine:
             self._exit(EXIT_DONE, "left the run")
             return
         self._emit(Tell("leaving: handing back the lease"))
-        self._leave_after_export()
         self._wrap_up()
         self._goodbye_at = now + FINISH_ROUND_S
-
-    @property
-    def _last_export(self) -> bool:
-        """The run is over and its model is being written: no later start can do that, so leaving waits for it."""
-        return self._exporting and self._finish is not None and self._finish.run_is_over
-
-    def _leave_after_export(self) -> None:
-        if self._leave_at is not None and self._last_export:
-            self._emit(Tell("leaving once the model is written; Ctrl-C again leaves without it"))
 
     def _exit(self, code: int, reason: str, fix: str = "") -> None:
         if not self._exited:
