@@ -1,8 +1,9 @@
 """Runs the benchmarks: `make bench`, or `make bench ONLY=name` for those of `bench_name.py`.
 
 A benchmark is a module `bench_*.py` beside this file with `run() -> list[dict]`; each dict is one line of the table, a `Result`.
-The table goes to the terminal, everything also to `.bench/results.json` (results of benchmarks that were not run now are kept from
-the last time, with their date). `--write` puts the whole table into docs/benchmarks.md. The exit code is 1 when a goal was missed.
+The table goes to the terminal, everything also to `.bench/results.json`, a list of results (those of benchmarks that were not run
+now are kept from the last time, with their date). `--write` puts the whole table into docs/benchmarks.md. The exit code is 1 when a
+goal was missed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import os
 import platform
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -40,6 +40,15 @@ class Result(TypedDict):
     """What is asked of it, in words ("at most 1.5"); empty: nothing, it is only watched."""
     met: bool | None
     """None: not applicable."""
+
+
+class Kept(Result):
+    """A result as it is stored: which benchmark's, and where it comes from."""
+
+    benchmark: str
+    at: str
+    commit: str
+    machine: str
 
 
 def available() -> dict[str, Path]:
@@ -96,11 +105,19 @@ def commit() -> str:
     return done.stdout.strip()
 
 
-def keep(command: str, results: dict[str, dict[str, Any]]) -> None:
+def stored() -> list[Kept]:
+    """What is stored, of the benchmarks that there still are."""
+    if not STORE.exists():
+        return []
+    rows = cast("list[Kept]", json.loads(STORE.read_text()))
+    return [row for row in rows if row["benchmark"] in available()]
+
+
+def keep(results: list[Kept]) -> None:
     """Stores the results; called after every benchmark, so that a later one that fails costs nothing."""
     STORE.parent.mkdir(exist_ok=True)
     partial = STORE.with_suffix(".partial")
-    partial.write_text(json.dumps({"command": command, "benchmarks": results}, indent=1) + "\n")
+    partial.write_text(json.dumps(results, indent=1) + "\n")
     partial.replace(STORE)
 
 
@@ -113,28 +130,28 @@ def verdict(met: bool | None) -> str:
     return "" if met is None else "yes" if met else "NO"
 
 
-def print_table(results: dict[str, dict[str, Any]], console: Console) -> None:
+def print_table(results: list[Kept], console: Console) -> None:
     table = Table("benchmark", "what", "value", "unit", "goal", "met", title="shoal benchmarks")
-    for bench, entry in sorted(results.items()):
-        for row in entry["results"]:
-            colour = "red" if row["met"] is False else ""
-            table.add_row(bench, row["name"], shown(row["value"]), row["unit"], row["goal"], verdict(row["met"]), style=colour)
+    for row in results:
+        colour = "red" if row["met"] is False else ""
+        table.add_row(
+            row["benchmark"], row["name"], shown(row["value"]), row["unit"], row["goal"], verdict(row["met"]), style=colour
+        )
     console.print(table)
 
 
-def markdown(results: dict[str, dict[str, Any]]) -> str:
+def markdown(results: list[Kept]) -> str:
     """The table as a page shows it."""
     lines = ["| benchmark | what | value | unit | goal | met |", "|---|---|---|---|---|---|"]
-    for bench, entry in sorted(results.items()):
-        for row in entry["results"]:
-            cells = (bench, row["name"], shown(row["value"]), row["unit"], row["goal"], verdict(row["met"]))
-            lines.append("| " + " | ".join(cells) + " |")
+    for row in sorted(results, key=lambda row: row["benchmark"]):
+        cells = (row["benchmark"], row["name"], shown(row["value"]), row["unit"], row["goal"], verdict(row["met"]))
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def write_page(results: dict[str, dict[str, Any]]) -> None:
+def write_page(results: list[Kept]) -> None:
     """Replaces the table in docs/benchmarks.md, with what it was measured on and when."""
-    measured = sorted({(entry["machine"], entry["commit"], entry["at"][:10]) for entry in results.values()})
+    measured = sorted({(row["machine"], row["commit"], row["at"][:10]) for row in results})
     origin = "\n".join(f"Measured on {machine}, at commit {commit}, {day}." for machine, commit, day in measured)
     head, _, _ = PAGE.read_text(encoding="utf-8").partition(PAGE_MARK)
     PAGE.write_text(f"{head.rstrip()}\n\n{PAGE_MARK}\n\n{origin}\n\n{markdown(results)}\n", encoding="utf-8")
@@ -148,16 +165,14 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the names")
     arguments = parser.parse_args()
     benches = available()
-    stored: dict[str, dict[str, Any]] = json.loads(STORE.read_text())["benchmarks"] if STORE.exists() else {}
-    stored = {name: entry for name, entry in stored.items() if name in benches}
     if arguments.list:
         print("\n".join(benches))
         return 0
     if arguments.markdown:
-        print(markdown(stored))
+        print(markdown(stored()))
         return 0
     if arguments.write:
-        write_page(stored)
+        write_page(stored())
         return 0
     unknown = [name for name in arguments.names if name not in benches]
     if unknown:
@@ -167,21 +182,16 @@ def main() -> int:
     console = Console()
     command = "make bench" + (f" ONLY={' '.join(arguments.names)!r}" if arguments.names else "")
     console.print(f"machine: {machine()}\ncommit:  {commit()}\ncommand: {command}\n", highlight=False)
-    failed, run_now = [], {}
+    run_now: list[Kept] = []
     for name in arguments.names or benches:
         console.print(f"{name} ...", highlight=False)
-        started = time.monotonic()
+        origin = {"benchmark": name, "commit": commit(), "machine": machine()}
         results = checked(load(benches[name])(), name)
-        run_now[name] = {
-            "results": results,
-            "took_s": round(time.monotonic() - started, 1),
-            "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "commit": commit(),
-            "machine": machine(),
-        }
-        keep(command, stored | run_now)
-        failed += [f"{name}: {row['name']}" for row in results if row["met"] is False]
+        at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        run_now += [cast("Kept", row | origin | {"at": at}) for row in results]
+        keep([row for row in stored() if row["benchmark"] != name] + [row for row in run_now if row["benchmark"] == name])
     print_table(run_now, console)
+    failed = [f"{row['benchmark']}: {row['name']}" for row in run_now if row["met"] is False]
     if failed:
         print(f"{len(failed)} goal(s) missed: {'; '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

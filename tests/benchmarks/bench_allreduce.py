@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -34,10 +34,18 @@ CONSTANT_MIB = 384
 """What a daemon may take beside what grows with the model: sums, frames, gRPC, allocator."""
 BLOCK = 1024
 TURN_LIMIT_S = 300
+KEEP_ENTRIES = 1
+WARM_UP = 3
+"""Turns until rounds live in memory that earlier ones gave back, as they do once a log is as long as it may be."""
 
 
-def run(parameters: int = 25_000_000, turns: int = 9) -> list[dict[str, Any]]:
-    """Four processes, `turns` of each kind after one to warm up."""
+def run() -> list[dict[str, Any]]:
+    """Both sizes of the goals."""
+    return [row for parameters, turns in ((25_000_000, 9), (100_000_000, 5)) for row in measured(parameters, turns)]
+
+
+def measured(parameters: int, turns: int) -> list[dict[str, Any]]:
+    """Four processes, `turns` of each kind after some to warm up."""
     turns_of = list(_measure(parameters, turns))
     gloo = statistics.median(turn["gloo"] for turn in turns_of)
     ours = statistics.median(turn["reduce"] for turn in turns_of)
@@ -49,6 +57,7 @@ def run(parameters: int = 25_000_000, turns: int = 9) -> list[dict[str, Any]]:
     anonymous = max(turn["anonymous"] for turn in turns_of)
     allowed = CONTRIBUTIONS_BYTES * parameters + CONSTANT_MIB * 2**20
     vault = turns_of[-1]["vault"] / parameters
+    least = _least_cpu_s(parameters)
     size = f"{parameters / 1e6:g} M"
     goal = TIME_GOALS.get(parameters)
     return [
@@ -57,6 +66,7 @@ def run(parameters: int = 25_000_000, turns: int = 9) -> list[dict[str, Any]]:
         _result(f"all-reduce {size}: against gloo fp32", ratio, "x", goal),
         _result(f"all-reduce {size}: processor time of gloo, all four", gloo_cpu, "s", None),
         _result(f"all-reduce {size}: processor time of ours, all four", cpu, "s", None),
+        _result(f"all-reduce {size}: processor time of its codec, digests, AES-GCM and TCP alone, all four", least, "s", None),
         _result(f"all-reduce {size}: outer step of one entry", apply_s, "s", None),
         _result(f"all-reduce {size}: bytes at the socket against 2(N-1)/N", sent, "x", BYTES_GOAL),
         _result(f"all-reduce {size}: vault, log and round in flight apart", vault, "B/parameter", 16.0 + 0.5),
@@ -67,6 +77,74 @@ def run(parameters: int = 25_000_000, turns: int = 9) -> list[dict[str, Any]]:
 def _result(name: str, value: float, unit: str, goal: float | None) -> dict[str, Any]:
     said = "" if goal is None else f"at most {goal:.4g}"
     return {"name": name, "value": round(value, 3), "unit": unit, "goal": said, "met": None if goal is None else value <= goal}
+
+
+def _least_cpu_s(parameters: int) -> float:
+    """Processor seconds that the four spend at least: what codec, SHA-256, AES-GCM (both ends) and TCP (both ends) take for the
+    bytes of one turn, each alone in a loop over 1 MiB, with nothing around it. No transport of these bytes can be faster."""
+    import hashlib
+
+    import torch
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    from shoal.compression.codec import codec
+
+    int8, values = codec("int8", BLOCK), 1 << 20
+    part, threads = torch.randn(values), torch.get_num_threads()
+    torch.set_num_threads(1)
+    payload, total = bytearray(int8.encoded_size((values,))), torch.zeros(values)
+    seal, nonce = AESGCM(bytes(32)), bytes(12)
+    sealed = seal.encrypt(nonce, bytes(payload), None)
+    once = {
+        "encode": _cpu_s(lambda: int8.encode_into(part, (values,), payload)),
+        "add": _cpu_s(lambda: int8.decode_add(payload, (values,), total, 1.0)),
+        "decode": _cpu_s(lambda: int8.decode(payload, (values,), part)),
+        "digest": _cpu_s(lambda: hashlib.sha256(payload).digest()),
+        "seal": _cpu_s(lambda: seal.encrypt(nonce, payload, None)),
+        "open": _cpu_s(lambda: seal.decrypt(nonce, sealed, None)),
+        "tcp": _tcp_cpu_s(payload),
+    }
+    torch.set_num_threads(threads)
+    moved = 2 * (PEERS - 1) / PEERS
+    per_part = (
+        (1 + 1 / PEERS) * once["encode"]
+        + sum(once[name] for name in ("add", "decode", "digest"))
+        + moved * sum(once[name] for name in ("seal", "open", "tcp"))
+    )
+    return PEERS * per_part * parameters / values
+
+
+def _cpu_s(work: Callable[[], object], times: int = 40) -> float:
+    """Processor seconds of one call: the median of several."""
+    seconds = []
+    for _ in range(times):
+        start = time.thread_time()
+        work()
+        seconds.append(time.thread_time() - start)
+    return statistics.median(seconds)
+
+
+def _tcp_cpu_s(payload: bytearray, times: int = 40) -> float:
+    """Processor seconds to send and receive these bytes over loopback, both ends."""
+    spent = [0.0]
+
+    def receive(end: socket.socket) -> None:
+        room, left, start = bytearray(len(payload)), len(payload) * times, time.thread_time()
+        while left:
+            left -= end.recv_into(room)
+        spent[0] = time.thread_time() - start
+
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:
+        far, _ = server.accept()
+        with far:
+            receiver = threading.Thread(target=receive, args=(far,))
+            receiver.start()
+            start = time.thread_time()
+            for _ in range(times):
+                near.sendall(payload)
+            sending = time.thread_time() - start
+            receiver.join()
+    return (sending + spent[0]) / times
 
 
 # --- the parent -----------------------------------------------------------------------------------------------------------------
@@ -145,7 +223,7 @@ def _measure(parameters: int, turns: int) -> Iterator[dict[str, float]]:
         )
         contributions = tuple(Contribution(contact.peer, 1000 + index) for index, contact in enumerate(contacts))
         members = tuple(contact.peer for contact in contacts)
-        for turn in range(turns + 1):
+        for turn in range(turns + WARM_UP):
             gloo = _ask(workers, do="gloo")
             plan = Plan(turn + 1, 1, 0, 0, turn, contributions, members, shares, 60.0)
             reduced = _ask(workers, do="reduce", plan=to_plain(plan))
@@ -156,7 +234,7 @@ def _measure(parameters: int, turns: int) -> Iterator[dict[str, float]]:
             applied = _ask(workers, do="apply", commit=plain)
             if len({said["root"] for said in applied}) != 1:
                 raise RuntimeError("the four do not hold the same bytes")
-            if turn:
+            if turn >= WARM_UP:
                 yield {
                     "gloo": max(said["seconds"] for said in gloo),
                     "reduce": max(said["seconds"] for said in reduced),
@@ -254,7 +332,7 @@ async def _work(index: int, scratch: Path, parameters: int, out: IO[str]) -> Non
             int8.decode(self.vault.store.read(stored), parts[part].spans, result[parts[part].start : parts[part].stop])
 
     peer = Peer(scratch / f"vault-{index}", credential(Authority.load(scratch / "authority")), (int8, int8), None, None)
-    await peer.start(parts, torch.zeros(parameters))
+    await peer.start(parts, torch.zeros(parameters), KEEP_ENTRIES)
     generator = torch.Generator().manual_seed(index)
     delta = torch.randn(parameters, generator=generator)
     own = torch.empty_like(delta)
@@ -322,5 +400,5 @@ if __name__ == "__main__":
     if len(sys.argv) == 4:
         asyncio.run(_work(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.stdout))
     else:
-        for line in run(int(sys.argv[1]) if len(sys.argv) > 1 else 25_000_000):
+        for line in measured(int(sys.argv[1]) if len(sys.argv) > 1 else 25_000_000, 9):
             print(line)
