@@ -159,13 +159,13 @@ class ScriptedPeer:
     # --- waiting ----------------------------------------------------------------------------------------------------------------
 
     async def until(self, condition: Callable[[], bool], limit_s: float = 30.0) -> None:
-        """Wait for something that events bring about; a bug in the plane ends the wait."""
+        """Wait for something that events bring about, or counters show; a bug in the plane ends the wait."""
         async with asyncio.timeout(limit_s):
             while not condition():
                 self.happened.clear()
                 waiting = asyncio.ensure_future(self.happened.wait())
                 either: list[asyncio.Future[Any]] = [waiting, self.plane.broken]
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(either, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
                 if self.plane.broken.done():
                     self.plane.broken.result()
