@@ -81,7 +81,6 @@ from shoal.protocol.messages import (
     Contact,
     Contribution,
     ContributorLost,
-    Decision,
     Dismissed,
     Donors,
     Envelope,
@@ -615,7 +614,10 @@ class Core:
             if round_.state is RoundState.REDUCING and now >= round_.planned_at + SILENCE_S:
                 parts, decided = len(round_.reducer_of), len(round_.decisions)
                 if decided < parts:
-                    return Waiting(f"round {round_.id} to be reduced", decided, parts, "nothing to do")
+                    members = [self.ledger.member_of(peer) for peer in round_.undecided_reducers()]
+                    names = ", ".join(self._roster.name(member.session) for member in members if member is not None)
+                    by = f" by {names}" if names else ""
+                    return Waiting(f"round {round_.id} to be reduced{by}", decided, parts, "nothing to do")
                 names = ", ".join(self._roster.name(session) for session in sorted(round_.missing()))
                 have, need = len(round_.complete()), len(round_.collectors)
                 return Waiting(f"{names or 'members'} to receive the result of round {round_.id}", have, need, "nothing to do")
@@ -725,9 +727,11 @@ class Core:
         if round_ is None or round_.state is not RoundState.REDUCING or not self._is_current(said.key.round, round_):
             self.stale += 1
             return
-        why_not = round_.close_part(self.ledger.members[presence.session].peer, said)
-        if why_not:
+        peer = self.ledger.members[presence.session].peer
+        if why_not := round_.close_part(peer, said):
             self.stale += 1
+            if not round_.why_unasked(peer, said.key):  # this was its only word, and it cannot be true
+                self._accuse(round_, peer, set(round_.collectors.values()) - {presence.session}, why_not, now)
             return
         for peer in said.refused:
             self._log(f"{peer} was refused in part {said.key.part} of round {round_.id}: not finite or not decodable", "warning")
@@ -766,17 +770,19 @@ class Core:
             elif hopeless := round_.hopeless(now):
                 self._abandon(round_, hopeless, now)
             elif contradiction := round_.contradiction():
-                self._accuse(round_, *contradiction, now)
+                decision, witnesses = contradiction
+                reducer = round_.reducer_of[decision.section, decision.part].reducer.peer
+                what = f"it sent other bytes of part {decision.part} than it reported"
+                self._accuse(round_, reducer, witnesses, what, now)
             elif now >= round_.planned_at + self.spec.timing.reduce_s:
                 self._abandon(round_, f"no commit within {self.spec.timing.reduce_s:g} s of its plan", now)
 
-    def _accuse(self, round_: Round, decision: Decision, witnesses: set[int], now: float) -> None:
-        """A reducer sent other bytes than it reported: it reduces no more while it is here, and the round is made again."""
-        reducer = round_.reducer_of[decision.section, decision.part].reducer.peer
+    def _accuse(self, round_: Round, reducer: PeerId, witnesses: set[int], what: str, now: float) -> None:
+        """A reducer's report cannot be true: it reduces no more while it is here, and the round is made again."""
         accused = self.ledger.member_of(reducer)
         if accused is not None:
             self._roster[accused.session].complaints |= {self.ledger.members[session].peer for session in witnesses}
-        self._abandon(round_, f"reducer {reducer} sent other bytes of part {decision.part} than it reported", now)
+        self._abandon(round_, f"reducer {reducer} reported what cannot be: {what}", now)
 
     def _gather(self, round_: Round, now: float) -> None:
         if not round_.members:

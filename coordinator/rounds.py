@@ -22,6 +22,7 @@ from shoal.protocol.messages import (
     Decision,
     Have,
     PartClosed,
+    PartKey,
     PeerId,
     Plan,
     Ready,
@@ -118,6 +119,20 @@ class Round:
     def close_part(self, sender: PeerId, closed: PartClosed) -> str:
         """Take a reducer's report. Returns why it does not count, or "" when it decided its part."""
         key = closed.key
+        if unasked := self.why_unasked(sender, key):
+            return unasked
+        if not closed.contributors or len(set(closed.contributors)) != len(closed.contributors):
+            return f"part {key.part} has no contributors, or one twice"
+        if not set(closed.contributors) <= self.weights.keys():
+            return f"part {key.part} names contributors that are not in the plan"
+        if closed.divisor != float(sum(self.weights[peer] for peer in closed.contributors)):
+            return f"part {key.part} was divided by {closed.divisor}, which is not the weight of its contributors"
+        decision = Decision(key.section, key.part, key.attempt, closed.digest, closed.contributors, closed.divisor)
+        self.decisions[key.section, key.part] = decision
+        return ""
+
+    def why_unasked(self, sender: PeerId, key: PartKey) -> str:
+        """Why nothing is to be decided by this sender's word about a part, or ""."""
         slot = (key.section, key.part)
         share = self.reducer_of.get(slot)
         if share is None:
@@ -128,14 +143,11 @@ class Round:
             return f"attempt {key.attempt} of part {key.part} is over"
         if slot in self.decisions:
             return f"part {key.part} is decided"
-        if not closed.contributors or len(set(closed.contributors)) != len(closed.contributors):
-            return f"part {key.part} has no contributors, or one twice"
-        if not set(closed.contributors) <= self.weights.keys():
-            return f"part {key.part} names contributors that are not in the plan"
-        if closed.divisor != float(sum(self.weights[peer] for peer in closed.contributors)):
-            return f"part {key.part} was divided by {closed.divisor}, which is not the weight of its contributors"
-        self.decisions[slot] = Decision(key.section, key.part, key.attempt, closed.digest, closed.contributors, closed.divisor)
         return ""
+
+    def undecided_reducers(self) -> list[PeerId]:
+        """Who has not closed all its parts."""
+        return sorted({share.reducer.peer for slot, share in self.reducer_of.items() if slot not in self.decisions})
 
     def attempt_is_current(self, attempt: int, share: Share) -> bool:
         """Whether a report about this attempt may decide a part of `share`."""

@@ -63,6 +63,7 @@ from shoal.peer.vault import Vault, VaultBusyError, VaultError, copy_whole, log_
 from shoal.peer.workers import Workers, settle_daemon_process
 from shoal.protocol.channels import join_address, split_address
 from shoal.protocol.errors import InviteError, RefusedError, ShoalError, UnreachableError
+from shoal.protocol.files import allow_many_open_files
 from shoal.protocol.invites import Invite, parse
 from shoal.protocol.messages import NO_SESSION, NO_VERSION, Envelope, FragmentShape, Goodbye, Layout
 from shoal.protocol.spec import RunSpec
@@ -118,6 +119,7 @@ class PeerProgress:
 async def run_peer(settings: PeerSettings, watch: Callable[[PeerProgress], None]) -> int:
     """Join a run and stay until it ends or the volunteer leaves. Returns 0, or raises ShoalError with the one line to show."""
     settle_daemon_process()
+    allow_many_open_files()
     watch(PeerProgress("joining"))
     slot, invite = _take_identity(settings)
     try:

@@ -78,6 +78,15 @@ def probe(address: str, ca: str, server_name: str) -> ShoalError | None:
         try:
             with context.wrap_socket(plain, server_hostname=server_name) as secure:
                 shown = secure.getpeercert(binary_form=True)
+        except TimeoutError:
+            return UnreachableError(
+                f"somebody listens at {address}, but did not answer within {PROBE_S:.0f} s",
+                "it may be busy or frozen: look at it, or try again",
+            )
+        except (ssl.SSLEOFError, ConnectionError):
+            return UnreachableError(
+                f"{address} closed the connection at once", "check that the coordinator runs; a port forwarder may stand before it"
+            )
         except (ssl.SSLError, OSError):
             return RefusedError("no-tls", f"{address} answers but does not speak TLS", "is this the coordinator's port?")
     if shown is None:

@@ -75,9 +75,13 @@ class PartStore:
         self._lock = threading.Lock()
         self._rounds: dict[int, _Round] = {}
         directory.mkdir(exist_ok=True)
-        for path in sorted(directory.glob("*.index")):
-            if path.stem.isdigit():
-                self._load(int(path.stem))
+        try:
+            for path in sorted(directory.glob("*.index")):
+                if path.stem.isdigit():
+                    self._load(int(path.stem))
+        except BaseException:
+            self.close()
+            raise
 
     def put(self, key: PartKey, digest: bytes, payload: bytes | memoryview) -> None:
         """Keep these bytes under their round. Storing the same digest of a round twice keeps one copy."""
@@ -180,7 +184,11 @@ class PartStore:
         if not self._path(round_id, "bytes").exists() and self._spare.exists():
             os.replace(self._spare, self._path(round_id, "bytes"))
         data = os.open(self._path(round_id, "bytes"), flags, 0o600)
-        index = os.open(self._path(round_id, "index"), flags, 0o600)
+        try:
+            index = os.open(self._path(round_id, "index"), flags, 0o600)
+        except OSError:
+            os.close(data)
+            raise
         self._rounds[round_id] = files = _Round(data, index)
         return files
 

@@ -222,7 +222,8 @@ class Vault:
     @classmethod
     def open(cls, directory: Path, run: str, layout_hash: bytes | None = None, strategy: Strategy | None = None) -> Vault:
         """Own the vault that an earlier daemon left here, and finish what it was doing. Raises VaultError when there is none, when
-        it is damaged or belongs to another run or model, and VaultBusyError when another daemon has it open."""
+        it is damaged or belongs to another run or model, VaultBusyError when another daemon has it open, and OSError when it cannot
+        be read now, which says nothing about what it holds."""
         if not (directory / "vault.json").exists():
             raise VaultError(f"there is no vault in {directory}")
         lock = _own(directory)
@@ -233,7 +234,7 @@ class Vault:
                     f"the vault in {directory} belongs to another run or model", "remove it, or choose another directory"
                 )
             vault._recover()
-        except (LocalProtocolError, RemoteProtocolError, OSError, ValueError, KeyError, TypeError) as error:
+        except (LocalProtocolError, RemoteProtocolError, FileNotFoundError, ValueError, KeyError, TypeError) as error:
             lock.release()
             raise VaultError(f"the vault in {directory} is damaged: {error}", "remove it; the state is fetched again") from error
         except BaseException:

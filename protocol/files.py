@@ -6,9 +6,11 @@ moment.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import stat
+import sys
 from pathlib import Path
 
 from shoal.protocol.errors import IdentityError
@@ -17,6 +19,19 @@ KEY_FILE_LIMIT_BYTES = 1 << 20
 PRIVATE = 0o600
 PUBLIC = 0o644
 """Modes of files; the process's umask may take more away."""
+
+
+def allow_many_open_files() -> None:
+    """Raise this process's limit of open files to what the system allows it: connections and log entries are files, and the usual
+    1024 is meant for programs that use select(2)."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # macOS says "unlimited" and means less
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = PRIVATE, durable: bool = True, exclusive: bool = False) -> None:

@@ -232,8 +232,8 @@ class State(Section):
 
     fingerprint_every: Count = 1
     """Commits between two comparisons of all members' fingerprints."""
-    keep_entries: Annotated[int, Field(ge=1, le=1 << 16)] = 8
-    """Log entries that each peer keeps, so that others can catch up without fetching everything."""
+    keep_entries: Annotated[int, Field(ge=1, le=1024)] = 8
+    """Log entries that each peer keeps, so that others can catch up without fetching everything. Each takes two open files."""
 
 
 class Timing(Section):

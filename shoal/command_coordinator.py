@@ -163,5 +163,7 @@ def serve(
     found = rundirs.find(directory)
 
     from shoal.coordinator.server import serve as run_server
+    from shoal.protocol.files import allow_many_open_files
 
+    allow_many_open_files()
     asyncio.run(run_server(found, listen=listen, enrol_listen=enrol_listen))

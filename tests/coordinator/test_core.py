@@ -980,6 +980,30 @@ def test_a_complaint_about_a_reducer_ends_the_round_and_it_reduces_no_more() -> 
     assert [share.reducer.peer for share in stage.plan.shares] == ["ada"]
 
 
+@pytest.mark.parametrize("contributors", [(), ("ada", "ada"), ("ada", "eve")])
+def test_a_report_that_cannot_be_true_ends_the_round_and_who_made_it_reduces_no_more(contributors: tuple[str, ...]) -> None:
+    stage = Stage()
+    ada, bob, _ = stage.reducing("ada", "bob", "cyd")
+    stale = stage.core.stale
+    round_ = stage.round
+    bob.says(PartClosed(PartKey(round_, Section.PARAMETERS, 0), contributors, 40.0, digest(0)))
+    assert stage.core.stale == stale + 1  # not his part: no harm is done
+    assert stage.round == round_
+    bob.says(PartClosed(PartKey(round_, Section.PARAMETERS, 1), contributors, 40.0, digest(1)))
+    assert ada.last(Abandoned).reason.startswith("reducer bob reported what cannot be: part 1 ")
+    for peer in (ada, bob, _):
+        peer.is_ready()
+    assert {share.reducer.peer for share in stage.plan.shares} == {"ada", "cyd"}
+
+
+def test_a_wait_for_reducers_names_them() -> None:
+    stage = Stage()
+    ada, bob, _ = stage.reducing("ada", "bob", "cyd")
+    bob.closes(1)
+    stage.wait(SILENCE_S)
+    assert "round 0 to be reduced by ada (ada), cyd (cyd)" in ada.last(Notice).waiting_for
+
+
 def test_a_complaint_about_who_has_closed_its_parts_does_not_end_the_round() -> None:
     stage = Stage()
     ada, bob = stage.reducing("ada", "bob")

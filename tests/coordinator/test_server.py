@@ -28,6 +28,7 @@ from shoal.coordinator.records import PauseSet, Record, TermRaised
 from shoal.coordinator.server import serve
 from shoal.coordinator.sessions import OUTBOX, host_of
 from shoal.coordinator.setup import SetupError, init
+from shoal.peer import diagnosis
 from shoal.peer.enrol import Credentials, Keeper, come_in, enrol, load, renew
 from shoal.peer.events import Heard, Offline, Online
 from shoal.peer.session import GrpcDial, SessionLink
@@ -402,6 +403,28 @@ async def test_something_that_does_not_speak_tls_and_something_silent_are_told_a
             await enrol(replace(invite, enrol_addresses=(address,)), tmp_path / "p")
     with pytest.raises(UnreachableError, match="the name 'no-such-host.invalid' .* does not resolve"):
         await enrol(replace(invite, enrol_addresses=("no-such-host.invalid:7601",)), tmp_path / "p")
+
+
+async def test_a_coordinator_that_is_frozen_or_just_dying_is_not_called_something_else(
+    run: tuple[Path, Invite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, invite = run
+    monkeypatch.setattr(diagnosis, "PROBE_S", 0.3)
+
+    async def dying(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as frozen:  # the kernel accepts, nobody answers
+        port = frozen.getsockname()[1]
+        found = await asyncio.to_thread(diagnosis.probe, f"127.0.0.1:{port}", invite.ca_pem.decode(), "any")
+        assert isinstance(found, UnreachableError)
+        assert f"somebody listens at 127.0.0.1:{port}, but did not answer" in str(found)
+    server = await asyncio.start_server(dying, "127.0.0.1", 0)
+    async with server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(UnreachableError, match=f"{address} closed the connection at once"):
+            await enrol(replace(invite, enrol_addresses=(address,)), tmp_path / "p")
 
 
 async def test_the_first_address_that_works_is_used(run: tuple[Path, Invite], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import random
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -194,6 +196,27 @@ def test_a_damaged_vault_is_an_error_that_names_it_and_never_a_state_of_zeros(tm
     with pytest.raises(VaultError, match=str(tmp_path / "vault")):
         Vault.open(tmp_path / "vault", RUN)
     Vault.create(tmp_path / "vault", RUN, VALUES, LAYOUT, PARTS).close(remove=True)
+
+
+def test_a_vault_that_cannot_be_read_now_is_not_a_damaged_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vault = make(tmp_path / "vault")
+    vault.apply(entry(vault, 1), (True,) * 3, INT8)
+    vault.close()
+    real, opened = os.open, len(os.listdir("/proc/self/fd"))
+
+    def too_many(path: Any, *arguments: Any, **named: Any) -> int:
+        if str(path).endswith(".index"):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, *arguments, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(partstore.os, "open", too_many)
+        with pytest.raises(OSError, match="Too many open files"):
+            Vault.open(tmp_path / "vault", RUN)
+    assert len(os.listdir("/proc/self/fd")) == opened
+    again = Vault.open(tmp_path / "vault", RUN)
+    assert again.version == 1
+    again.close(remove=True)
 
 
 def test_a_copy_of_a_vault_is_whole_or_not_there(vault: Vault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
