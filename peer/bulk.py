@@ -51,6 +51,7 @@ from shoal.peer.events import (
 )
 from shoal.peer.exchange import Exchange, Inbound, Limits, Tools
 from shoal.peer.frozen import FrozenStates
+from shoal.peer.packer import Packer
 from shoal.peer.reduction import Addition, Reduced, Reducer
 from shoal.peer.vault import Vault, VaultError
 from shoal.peer.workers import Workers
@@ -146,8 +147,10 @@ class BulkPlane:
         await self._server.start()
         return port
 
-    def attach(self, vault: Vault, send_codec: Codec, return_codec: Codec, keep_entries: int = 8) -> None:
-        """The model is known: work with this vault and these codecs from now on."""
+    def attach(
+        self, vault: Vault, send_codec: Codec, return_codec: Codec, keep_entries: int = 8, packer: Packer | None = None
+    ) -> None:
+        """The model is known: work with this vault and these codecs from now on, and pack frames if there is a `packer`."""
         if self._rounds:
             raise LocalProtocolError("a vault cannot be attached in the middle of a round")
         self._tools = Tools(
@@ -161,6 +164,7 @@ class BulkPlane:
             self._emit,
             self.dropped,
             self._spawn,
+            packer,
         )
         self._reducer = Reducer(self._workers, (send_codec, return_codec), self._reduced, self._fail)
         self._frozen = FrozenStates(vault, self._workers)

@@ -57,6 +57,7 @@ from shoal.peer.events import (
     Train,
     WrapUp,
 )
+from shoal.peer.packer import Packer
 from shoal.peer.session import GrpcDial, SessionLink
 from shoal.peer.slots import Slot, runs, take_directory, take_slot
 from shoal.peer.vault import Vault, VaultBusyError, VaultError, copy_whole, log_bytes, shared_memory_directory
@@ -179,6 +180,7 @@ class Daemon:
         self._watched_at = 0.0
         self._progress = Progressed(0, 0.0, 0.0)
         self._workers = Workers()
+        self._packer = Packer()
         self._plane = BulkPlane(self._run, keeper.credential, self._workers, self._emit)
         self._host = TrainerHost(
             slot.directory,
@@ -381,7 +383,8 @@ class Daemon:
     def _attach(self, vault: Vault) -> None:
         """The plane works with this vault from now on, whatever becomes of trainers."""
         assert self._spec is not None
-        self._plane.attach(vault, *_codecs(self._spec), self._spec.state.keep_entries)
+        spec = self._spec
+        self._plane.attach(vault, *_codecs(spec), spec.state.keep_entries, self._packer if spec.codec.zstd == "auto" else None)
 
     def _keep_last_copy(self) -> bool:
         """Whether the local copy is on disk now; it stays in shared memory otherwise."""

@@ -20,6 +20,7 @@ import asyncio
 import hashlib
 import logging
 import threading
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
@@ -30,7 +31,9 @@ import grpc.aio
 import torch
 
 from shoal.compression.codec import Codec, CodecError
+from shoal.compression.packing import PackingError, unpack
 from shoal.peer.events import ContributionArrived, ContributionRefused, Event, ResultArrived, StreamFailed
+from shoal.peer.packer import Packer
 from shoal.peer.vault import Vault
 from shoal.peer.workers import Workers
 from shoal.protocol import frames
@@ -41,6 +44,8 @@ from shoal.protocol.messages import PartKey, PeerId, Plan, Section
 LOG = logging.getLogger("shoal.peer")
 _ROUND_IDS = ("run", "term", "group", "fragment", "round")
 _EOF: Any = vars(grpc.aio)["EOF"]
+_CONTRIBUTION, _RESULT = "contribution", "result"
+"""Kinds of payload; packing does not do the same to both."""
 _FRAMES_REMEMBERED = 16
 """Framed results in memory per round: members read at about the same pace; a late one gets its own copy from the store."""
 
@@ -86,6 +91,8 @@ class Tools:
     """What was dropped, by reason."""
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs a coroutine whose exception ends the daemon."""
+    packer: Packer | None = None
+    """Decides what is packed on its way; None in a run without packing."""
 
 
 class Exchange:
@@ -111,7 +118,7 @@ class Exchange:
         self._held: dict[tuple[PartKey, PeerId], memoryview] = {}
         self._held_bytes: Counter[PeerId] = Counter()
         self._returned: dict[PeerId, list[PartKey]] = {}
-        self._frames: OrderedDict[PartKey, bytes] = OrderedDict()
+        self._frames: OrderedDict[tuple[PartKey, bool], bytes] = OrderedDict()
         self._unplanned: Counter[PeerId] = Counter()
         self._asked: dict[PeerId, dict[PartKey, None]] = {}
         self._own: deque[PartKey] = deque()
@@ -154,10 +161,41 @@ class Exchange:
         parts = self.tools.vault.parts
         return parts[key.part].spans if key.section is Section.PARAMETERS and key.part < len(parts) else ()
 
-    def header(self, key: PartKey, weight: int = 0) -> FrameHeader:
+    def header(self, key: PartKey, weight: int = 0, packed: bool = False) -> FrameHeader:
         """What a frame of this round says about itself."""
         plan, run = self.plan, self.tools.run
-        return FrameHeader(run, plan.term, plan.group, plan.fragment, plan.round, key.section, key.part, key.attempt, weight)
+        names = (run, plan.term, plan.group, plan.fragment, plan.round)
+        return FrameHeader(*names, key.section, key.part, key.attempt, weight, packed)
+
+    def frame(self, kind: str, key: PartKey, payload: bytes | memoryview | bytearray, weight: int = 0, pack: bool = False) -> bytes:
+        """In a worker thread: a payload, framed; packed if that is wanted and makes it smaller. `kind`: what packing is measured
+        for."""
+        if pack and self.tools.packer is not None and (packed := self.tools.packer.pack(kind, payload)) is not None:
+            return frames.encode(self.header(key, weight, packed=True), packed)
+        return frames.encode(self.header(key, weight), payload)
+
+    def pays(self, peer: PeerId, kind: str) -> bool:
+        """Whether to pack the next payload of this kind for this peer."""
+        return self.tools.packer is not None and self.tools.packer.pays(peer, kind)
+
+    def wrote(self, peer: PeerId, frame: bytes, waited_s: float) -> None:
+        """The wire to a peer took a frame."""
+        self.sent_bytes += len(frame)
+        if self.tools.packer is not None:
+            self.tools.packer.wrote(peer, len(frame), waited_s)
+
+    async def unpacked(self, header: FrameHeader, payload: memoryview, codec: Codec) -> memoryview:
+        """The payload of a frame as its sender meant it; one of a part that does not exist stays as it is, to be dropped. Raises
+        RemoteProtocolError."""
+        spans = self.spans(header.key)
+        if not header.packed or not spans:
+            return payload
+        if self.tools.packer is None:
+            raise RemoteProtocolError("a packed frame in a run without packing")
+        try:
+            return memoryview(await self.tools.workers.part(unpack, payload, codec.encoded_size(spans)))
+        except PackingError as error:
+            raise RemoteProtocolError(str(error)) from error
 
     def opening(self) -> bytes:
         """The first frame of a stream: which round it is for, and no part."""
@@ -182,12 +220,12 @@ class Exchange:
             LOG.warning("%s; the round goes on without it", reason)
         return reason
 
-    def encode_frame(self, key: PartKey) -> bytes:
-        """In a worker thread: the same, framed; encoded into a buffer that the thread keeps."""
+    def encode_frame(self, key: PartKey, pack: bool) -> bytes:
+        """In a worker thread: the same, framed; encoded into a buffer that the thread keeps. `pack`: pack it, too."""
         values, spans = self._contribution(key)
         encoded = _kept.room(self.tools.send_codec.encoded_size(spans))
         self.tools.send_codec.encode_into(values, spans, encoded)
-        return frames.encode(self.header(key, self.weights[self.tools.me]), encoded)
+        return self.frame(_CONTRIBUTION, key, encoded, self.weights[self.tools.me], pack)
 
     def _contribution(self, key: PartKey) -> tuple[torch.Tensor, tuple[int, ...]]:
         """What this peer has for a part, and the part's spans."""
@@ -305,21 +343,25 @@ class Exchange:
     def reduced(self, key: PartKey, digest: bytes, payload: bytearray) -> None:
         """A part that this peer closed is in the store."""
         self.results[key] = digest
-        self._remember(key, frames.encode(self.header(key), payload))
+        self._remember((key, False), self.frame(_RESULT, key, payload))
 
-    async def result_frame(self, key: PartKey) -> bytes:
+    async def result_frame(self, key: PartKey, pack: bool) -> bytes:
         """A final part, framed; the same object for all streams that write it at about the same time."""
-        frame = self._frames.get(key)
+        frame = self._frames.get((key, pack))
         if frame is None:
             store = self.tools.vault.store
             stored = store.find(self.results[key], key.round)
             if stored is None:
                 raise LocalProtocolError(f"the result of {key} is not in the store")
-            frame = frames.encode(self.header(key), await self.tools.workers.part(store.read, stored))
-            self._remember(key, frame)
+
+            def read_and_frame() -> bytes:
+                return self.frame(_RESULT, key, store.read(stored), pack=pack)
+
+            frame = await self.tools.workers.part(read_and_frame)
+            self._remember((key, pack), frame)
         return frame
 
-    def _remember(self, key: PartKey, frame: bytes) -> None:
+    def _remember(self, key: tuple[PartKey, bool], frame: bytes) -> None:
         self._frames[key] = frame
         while len(self._frames) > _FRAMES_REMEMBERED:
             self._frames.popitem(last=False)
@@ -491,7 +533,8 @@ class Outbound:
                 await self._more.wait()
             key = self._todo.popleft()
             try:
-                frame = await exchange.tools.workers.part(exchange.encode_frame, key)
+                pack = exchange.pays(self._reducer, _CONTRIBUTION)
+                frame = await exchange.tools.workers.part(exchange.encode_frame, key, pack)
             except CodecError as error:
                 exchange.tools.emit(StreamFailed(key.round, exchange.tools.me, exchange.own_fault(key, error)))
                 continue
@@ -501,9 +544,10 @@ class Outbound:
         frame = self._exchange.opening()
         try:
             while True:
+                began = time.perf_counter()
                 async with asyncio.timeout(self._exchange.tools.limits.progress_s):
                     await call.write(frame)
-                self._exchange.sent_bytes += len(frame)
+                self._exchange.wrote(self._reducer, frame, time.perf_counter() - began)
                 frame = await encoded.get()
         except asyncio.InvalidStateError:
             await asyncio.Event().wait()  # the call is over; its reader says why
@@ -518,6 +562,7 @@ class Outbound:
             exchange.received_bytes += len(frame)
             try:
                 header, payload = frames.decode(frame)
+                payload = await exchange.unpacked(header, payload, exchange.tools.return_codec)
             except RemoteProtocolError as error:
                 exchange.tools.dropped["malformed frame"] += 1
                 raise _BrokenError(f"stream to the reducer: {error}") from error
@@ -611,6 +656,7 @@ class Inbound:
                 break
             exchange.received_bytes += len(frame)
             header, payload = frames.decode(frame)
+            payload = await exchange.unpacked(header, payload, exchange.tools.send_codec)
             exchange.take(header, payload, self._peer)
         await self._ended.wait()
 
@@ -620,8 +666,9 @@ class Inbound:
             while not self._outbox:
                 self._more.clear()
                 await self._more.wait()
-            frame = await exchange.result_frame(self._outbox[0])
+            frame = await exchange.result_frame(self._outbox[0], exchange.pays(self._peer, _RESULT))
+            began = time.perf_counter()
             async with asyncio.timeout(exchange.tools.limits.progress_s):
                 await self._context.write(frame)
-            exchange.sent_bytes += len(frame)
+            exchange.wrote(self._peer, frame, time.perf_counter() - began)
             self._outbox.popleft()

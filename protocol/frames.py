@@ -7,7 +7,7 @@ struct. It says which run, term, group, round, part and attempt the payload belo
          0     4  magic "shl1" (the digit is the format's version)
          4     1  section: 1 parameters, 2 buffers
          5     1  length of the run's name, bytes
-         6     2  zero
+         6     2  flags: bit 0, the payload is packed (zstd, one frame that says its size); the others are zero
          8     8  term
         16     8  round
         24     8  weight
@@ -40,6 +40,7 @@ Buffer = bytes | bytearray | memoryview
 _FIXED = struct.Struct("<4sBBHQQQIIIII")
 _SECTIONS = {Section.PARAMETERS: 1, Section.BUFFERS: 2}
 _SECTION_OF = {number: section for section, number in _SECTIONS.items()}
+_PACKED = 1
 _BOUNDS = {"term": 63, "round": 63, "weight": 63, "group": 32, "fragment": 32, "part": 32, "attempt": 32}
 
 
@@ -56,6 +57,8 @@ class FrameHeader:
     part: int
     attempt: int
     weight: int = 0
+    packed: bool = False
+    """Whether the payload must be unpacked first. Only in runs whose spec has `codec.zstd`; a receiver refuses it in others."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.run.encode("utf-8", "surrogatepass")) <= RUN_LIMIT_BYTES or not self.run.isprintable():
@@ -81,7 +84,7 @@ def encode(header: FrameHeader, *payload: Buffer) -> bytes:
         MAGIC,
         _SECTIONS[header.section],
         len(run),
-        0,
+        _PACKED if header.packed else 0,
         header.term,
         header.round,
         header.weight,
@@ -98,17 +101,19 @@ def decode(frame: bytes) -> tuple[FrameHeader, memoryview]:
     """The header and a view (no copy) of the payload. Raises RemoteProtocolError."""
     if not _FIXED.size <= len(frame) <= FRAME_LIMIT_BYTES:
         raise RemoteProtocolError(f"a frame of {len(frame)} bytes; {_FIXED.size} to {FRAME_LIMIT_BYTES} are allowed")
-    magic, section, run_size, zero, term, round_, weight, group, fragment, part, attempt, size = _FIXED.unpack_from(frame)
+    magic, section, run_size, flags, term, round_, weight, group, fragment, part, attempt, size = _FIXED.unpack_from(frame)
     if magic != MAGIC:
         raise RemoteProtocolError("not a frame of this protocol", "use the same version of shoal on both machines")
-    if section not in _SECTION_OF or zero != 0:
+    if section not in _SECTION_OF or flags & ~_PACKED:
         raise RemoteProtocolError("a frame with an unknown section or flag", "use the same version of shoal on both machines")
     start = _FIXED.size + run_size
     if len(frame) != start + size:
         raise RemoteProtocolError(f"a frame of {len(frame)} bytes says that it has {start + size}")
+    if flags and not size:
+        raise RemoteProtocolError("a packed frame without a payload")
     try:
         run = bytes(frame[_FIXED.size : start]).decode()
-        header = FrameHeader(run, term, group, fragment, round_, _SECTION_OF[section], part, attempt, weight)
+        header = FrameHeader(run, term, group, fragment, round_, _SECTION_OF[section], part, attempt, weight, flags == _PACKED)
     except (UnicodeDecodeError, LocalProtocolError) as error:
         raise RemoteProtocolError(f"a frame with a bad header: {error}") from error
     return header, memoryview(frame)[start:]

@@ -216,6 +216,9 @@ class Codec(Section):
     """Codec of what a reducer returns; these bytes are the log entry."""
     block: Annotated[int, Field(ge=8, le=1 << 16)] = 1024
     """Values that share one scale."""
+    zstd: Literal["auto", "off"] = "auto"
+    """"auto": peers pack parts (zstd, level 1) on their way over links where that is faster, as each measures for itself. "off":
+    packed parts are refused. What a part means, its digest and the log are the same either way."""
 
 
 class Evaluation(Section):

@@ -20,6 +20,7 @@ from shoal.optim.layout import Part
 from shoal.peer import events as ev
 from shoal.peer.bulk import BulkPlane
 from shoal.peer.exchange import Limits
+from shoal.peer.packer import Packer
 from shoal.peer.vault import Vault
 from shoal.peer.workers import Workers
 from shoal.protocol.authority import Authority
@@ -58,8 +59,10 @@ class ScriptedPeer:
         codecs: tuple[Codec, Codec],
         limits: Limits | None = None,
         threads: int | None = 2,
+        packer: Packer | None = None,
     ) -> None:
         self.codecs = codecs
+        self.packer = packer
         self.directory = directory
         self.workers = Workers(threads)
         self.plane = BulkPlane(RUN, credential, self.workers, self.emit, limits)
@@ -86,7 +89,7 @@ class ScriptedPeer:
         if theta is not None:
             self.vault.begin_origin().copy_(theta)
             self.vault.finish_origin()
-        self.plane.attach(self.vault, *self.codecs, keep_entries)
+        self.plane.attach(self.vault, *self.codecs, keep_entries, self.packer)
 
     async def stop(self) -> None:
         await self.plane.close()

@@ -19,11 +19,13 @@ import pytest_asyncio
 import torch
 
 from shoal.compression.codec import Codec, codec
+from shoal.compression.packing import pack
 from shoal.optim.layout import Part
 from shoal.optim.outer import nesterov_step
 from shoal.peer import bulk
 from shoal.peer import events as ev
 from shoal.peer.exchange import Limits
+from shoal.peer.packer import Packer
 from shoal.protocol import channels, frames, services, tls
 from shoal.protocol.authority import Authority
 from shoal.protocol.channels import Kind
@@ -78,10 +80,14 @@ def authority() -> Authority:
 async def swarm(tmp_path: Path, authority: Authority) -> AsyncIterator[Swarm]:
     made: list[ScriptedPeer] = []
 
-    async def make(count: int, codecs: tuple[Codec, Codec] = (INT8, INT8), limits: Limits | None = None) -> list[ScriptedPeer]:
+    async def make(
+        count: int, codecs: tuple[Codec, Codec] = (INT8, INT8), limits: Limits | None = None, packers: Sequence[Packer | None] = ()
+    ) -> list[ScriptedPeer]:
         peers = []
-        for _ in range(count):
-            peer = ScriptedPeer(tmp_path / f"vault-{len(made)}", credential(authority), codecs, limits)
+        for index in range(count):
+            packer = packers[index] if packers else None
+            place = tmp_path / f"vault-{len(made)}"
+            peer = ScriptedPeer(place, credential(authority), codecs, limits, packer=packer)
             made.append(peer)
             await peer.start(PARTS, theta0())
             peers.append(peer)
@@ -191,6 +197,72 @@ async def test_sums_are_freed_and_bounded_while_the_last_contributor_is_slow(swa
     await asyncio.gather(*(apply(peer, commit) for peer in peers))
     assert torch.equal(peers[0].vault.theta, after([mean({0: 1, 1: 1, 2: 1})]))
     assert all(peer.plane._reducer.open_sums == 0 for peer in peers)  # type: ignore[union-attr]
+
+
+# --- packing --------------------------------------------------------------------------------------------------------------------
+
+
+class AlwaysPacker(Packer):
+    """Packs for every link, as if all were slow."""
+
+    def pays(self, link: str, kind: str) -> bool:
+        return True
+
+
+async def test_packed_rounds_end_with_the_same_bytes_and_send_fewer(swarm: Swarm) -> None:
+    """Peers that pack, and one whose links are too fast for it, in one round."""
+    sent = []
+    roots = set()
+    for packers in ((AlwaysPacker(), AlwaysPacker(), Packer()), (None, None, None)):
+        peers = await swarm(3, packers=packers)
+        for index, peer in enumerate(peers):
+            peer.publish(delta_of(index).round() * (torch.arange(VALUES) % 5 == 0), 1)
+        plan = plan_for(peers, 1, (5, 1, 3))
+        for peer in peers:
+            peer.begin(plan)
+        await asyncio.gather(*(peer.collected() for peer in peers))
+        commit = commit_of(peers, plan, 1)
+        await asyncio.gather(*(apply(peer, commit) for peer in peers))
+        roots |= {peer.vault.root() for peer in peers}
+        assert not any(peer.plane.dropped for peer in peers)
+        sent.append([peer.plane.traffic(1)[0] for peer in peers])
+    assert len(roots) == 1
+    assert all(packed < 0.7 * plain for packed, plain in zip(sent[0][:2], sent[1][:2], strict=True))
+    assert sent[0][2] == sent[1][2]
+
+
+@pytest.mark.parametrize(
+    ("packed", "reason"),
+    [
+        (pack(bytes(5000)), "holds 5000 bytes, where"),
+        (pack(bytes(5000))[:-1], "holds 5000 bytes, where"),
+        (b"no zstd frame", "does not unpack"),
+    ],
+)
+async def test_a_packed_contribution_that_is_no_part_ends_its_stream(swarm: Swarm, packed: bytes, reason: str) -> None:
+    reducer, sender = await swarm(2, packers=(Packer(), Packer()))
+    reducer.mute = True
+    reducer.plane.perform(ev.BeginReduce(plan_for([reducer, sender], 1, (1, 1))))
+    channel, call = await raw_stream(sender, reducer)
+    await call.write(frame(1, 0, b"", 0))
+    await call.write(frame(1, 0, packed, 1, packed=True))
+    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert reason in await call.details()
+    assert reducer.plane.dropped == {"malformed frame": 1}
+    assert not any(isinstance(event, ev.ContributionArrived) for event in reducer.events)
+    await channel.close()
+
+
+async def test_a_packed_contribution_is_refused_in_a_run_without_packing(swarm: Swarm) -> None:
+    reducer, sender = await swarm(2)
+    reducer.mute = True
+    reducer.plane.perform(ev.BeginReduce(plan_for([reducer, sender], 1, (1, 1))))
+    channel, call = await raw_stream(sender, reducer)
+    await call.write(frame(1, 0, b"", 0))
+    await call.write(frame(1, 0, pack(contribution(1, 0)), 1, packed=True))
+    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "without packing" in await call.details()
+    await channel.close()
 
 
 # --- what may not get in --------------------------------------------------------------------------------------------------------

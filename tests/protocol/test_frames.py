@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shoal.protocol import frames
@@ -20,19 +21,20 @@ HEADER = FrameHeader("shoal", 3, 0, 0, 17, Section.PARAMETERS, 5, 1, 61440)
 def headers() -> st.SearchStrategy[FrameHeader]:
     long, short = st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1)
     run = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=12)
-    return st.builds(FrameHeader, run, long, short, short, long, st.sampled_from(Section), short, short, long)
+    return st.builds(FrameHeader, run, long, short, short, long, st.sampled_from(Section), short, short, long, st.booleans())
 
 
 @settings(deadline=None)
 @given(headers(), st.lists(st.binary(max_size=50), max_size=4))
 def test_a_frame_comes_back_as_it_went(header: FrameHeader, payload: list[bytes]) -> None:
+    assume(not header.packed or any(payload))
     again, view = frames.decode(frames.encode(header, *payload))
     assert again == header
     assert bytes(view) == b"".join(payload)
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.binary(max_size=120) | st.binary(max_size=120).map(lambda tail: frames.MAGIC + b"\x01\x05\0\0" + tail))
+@given(st.binary(max_size=120) | st.binary(max_size=120).map(lambda tail: frames.MAGIC + b"\x01\x05\1\0" + tail))
 def test_random_bytes_are_a_frame_or_a_remote_protocol_error(data: bytes) -> None:
     try:
         header, payload = frames.decode(data)
@@ -108,7 +110,17 @@ def test_another_format_names_the_cause() -> None:
     with pytest.raises(RemoteProtocolError, match="same version of shoal"):
         frames.decode(b"shl2" + frame[4:])
     with pytest.raises(RemoteProtocolError, match="unknown section or flag"):
-        frames.decode(frame[:6] + b"\1" + frame[7:])
+        frames.decode(frame[:6] + b"\2" + frame[7:])
+    with pytest.raises(RemoteProtocolError, match="unknown section or flag"):
+        frames.decode(frame[:7] + b"\1" + frame[8:])
+
+
+def test_a_packed_frame_says_so_and_has_a_payload() -> None:
+    packed = replace(HEADER, packed=True)
+    header, _ = frames.decode(frames.encode(packed, b"x"))
+    assert header.packed
+    with pytest.raises(RemoteProtocolError, match="packed frame without a payload"):
+        frames.decode(frames.encode(packed))
 
 
 def test_a_header_knows_its_part() -> None:
