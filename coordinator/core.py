@@ -118,6 +118,8 @@ ASLEEP_S = 1.0
 EVENTS_KEPT = 200
 SILENCE_S = 5.0
 """A wait longer than this is explained to those who wait."""
+FRESH_HEARTBEATS = 1.5
+"""Who was not heard for longer may be gone already: no leaver's copy is given up on its account."""
 
 
 class Core:
@@ -380,7 +382,8 @@ class Core:
         self._seekers.discard(session)
         self._log(f"{name} {reason}")
         if presence.connection is not None:
-            others_hold_it = bool(self._roster.contacts(session))
+            fresh = {p.session for p in self._roster if now < p.last_heard + FRESH_HEARTBEATS * self.spec.timing.heartbeat_s}
+            others_hold_it = bool(self._roster.contacts(session, among=fresh))
             self._send_on(presence.connection, session, Dismissed(reason, not presence.goodbye, others_hold_it))
             self._drop_connection(presence.connection)
         round_ = self.round

@@ -1448,6 +1448,16 @@ def test_who_leaves_is_let_go_and_the_others_go_on() -> None:
     assert ada.last(Plan).members == ("ada",)
 
 
+@pytest.mark.parametrize(("silent_s", "safe"), [(0.0, True), (2.9, True), (3.1, False)])
+def test_a_leavers_copy_is_given_up_only_for_that_of_somebody_heard_just_now(silent_s: float, safe: bool) -> None:
+    stage = Stage()
+    ada, bob = stage.members("ada", "bob")
+    stage.commit_round([ada, bob])
+    stage.wait(silent_s)
+    bob.says(Goodbye("the volunteer left"))
+    assert bob.last(Dismissed).copy_is_safe is safe
+
+
 def test_the_last_to_leave_is_asked_for_the_model_first() -> None:
     stage = Stage()
     ada = stage.members("ada")[0]
