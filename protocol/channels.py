@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import grpc
 import grpc.aio
 
-from shoal.protocol.errors import ListenError, UnreachableError
+from shoal.protocol.errors import AddressError, ListenError, UnreachableError
 from shoal.protocol.wire import MESSAGE_LIMIT_BYTES, PEER_MESSAGE_LIMIT_BYTES
 
 CHUNK_BYTES = 1 << 20
@@ -48,23 +48,23 @@ RECEIVE_LIMIT_BYTES = {
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port", "1.2.3.4:port" or "[v6]:port". Port 0 is for listening. Raises UnreachableError."""
+    """Host and port of "host:port", "1.2.3.4:port" or "[v6]:port". Port 0 is for listening. Raises AddressError."""
     if len(address) > 280:
-        raise UnreachableError(f"{address[:40]!r}... is too long for an address", 'write "host:port"')
+        raise AddressError(f"{address[:40]!r}... is too long for an address", 'write "host:port"')
     match = re.fullmatch(r"\[([^\[\]]*)\]:([0-9]{1,5})|([^:\[\]]*):([0-9]{1,5})", address)
     if match is None:
-        raise UnreachableError(f"{address!r} is not an address", _hint(address))
+        raise AddressError(f"{address!r} is not an address", _hint(address))
     bracketed, v6_port, host, name_port = match.groups()
     port = int(v6_port or name_port)
     if port > 65535:
-        raise UnreachableError(f"{address!r} has port {port}", "ports end at 65535")
+        raise AddressError(f"{address!r} has port {port}", "ports end at 65535")
     if bracketed is not None:
         try:
             return str(ipaddress.IPv6Address(bracketed)), port
         except ValueError:
-            raise UnreachableError(f"{address!r} has no IPv6 address between its brackets", 'write "[2001:db8::1]:50051"') from None
+            raise AddressError(f"{address!r} has no IPv6 address between its brackets", 'write "[2001:db8::1]:50051"') from None
     if len(host) > 253 or not _HOST.fullmatch(host):
-        raise UnreachableError(f"{address!r} has no valid host name", 'write "host:port"')
+        raise AddressError(f"{address!r} has no valid host name", 'write "host:port"')
     return host, port
 
 

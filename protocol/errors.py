@@ -11,6 +11,7 @@ translated into these at the boundary and nowhere else; a peer that fails is dat
     ├── InviteError             an invitation line cannot be used
     ├── SpecError               the run spec is not valid
     ├── UnreachableError        nobody answers at an address
+    │   └── AddressError            what should be an address is none
     ├── ListenError             an address of this machine cannot be listened on
     └── RefusedError            somebody answered and said no
 """
@@ -56,6 +57,10 @@ class SpecError(ShoalError):
 
 class UnreachableError(ShoalError):
     """Nobody answered at an address."""
+
+
+class AddressError(UnreachableError):
+    """A text that is not an address."""
 
 
 class ListenError(ShoalError):

@@ -80,6 +80,9 @@ def run(words: Sequence[str], verbose: bool) -> int:
     try:
         from shoal import narration
 
+        for word in words:
+            if not _is_text(word):
+                return _complain(f"the argument {word!r} is not text in UTF-8 — rename what it names", USAGE_CODE)
         narration.begin(verbose)
         code: Any = app(list(words), prog_name="shoal", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -96,6 +99,15 @@ def run(words: Sequence[str], verbose: bool) -> int:
 
         return _complain(failures.sentence(error), failures.exit_code(error))
     return code if isinstance(code, int) else 0
+
+
+def _is_text(word: str) -> bool:
+    """Python lets bytes that are no text through as lone surrogates, which no file of ours could hold."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _complain(line: str, code: int) -> int:

@@ -11,6 +11,7 @@ import enum
 import errno
 
 from shoal.protocol.errors import (
+    AddressError,
     IdentityError,
     InviteError,
     ListenError,
@@ -60,6 +61,7 @@ _CODES: tuple[tuple[type[ShoalError], ExitCode], ...] = (
     (SettingsError, ExitCode.SETTINGS),
     (SpecError, ExitCode.SETTINGS),
     (InviteError, ExitCode.SETTINGS),
+    (AddressError, ExitCode.SETTINGS),
     (UnreachableError, ExitCode.UNREACHABLE),
     (RefusedError, ExitCode.REFUSED),
     (RemoteProtocolError, ExitCode.REFUSED),
