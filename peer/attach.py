@@ -89,6 +89,9 @@ class TrainerSettings:
     """Samples in one forward pass; 0: the whole batch of an inner step. Halved by itself when the device's memory does not do."""
     export_dir: str = ""
     """Where exported models go; empty: the folder "model" beside the trainer's log."""
+    nice: int = 0
+    """How much a trainer that the daemon starts stands back for the machine's other programs: 0 not at all, 19 as much as there
+    is."""
 
 
 @dataclass(frozen=True)
@@ -443,9 +446,10 @@ class TrainerHost:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _spawn_trainer(self) -> asyncio.subprocess.Process:
+        nice = ("--nice", str(self._settings.nice)) if self._settings.nice else ()
         with open(self.log_path, "ab") as log:
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "shoal.peer.trainer", "--socket", str(self.socket_path)),
+                *(sys.executable, "-P", "-m", "shoal.peer.trainer", "--socket", str(self.socket_path), *nice),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

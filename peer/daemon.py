@@ -34,6 +34,7 @@ from shoal.optim.layout import ParameterLayout, Part
 from shoal.optim.strategy import Strategy
 from shoal.peer.attach import STOP_WITHIN_S, HostCallbacks, TrainerHost, TrainerSettings, VaultPlace
 from shoal.peer.bulk import BulkPlane
+from shoal.peer.device import device_named
 from shoal.peer.engine import Engine, Introduction, Kept
 from shoal.peer.enrol import Keeper, come_in, enrolled_in
 from shoal.peer.events import (
@@ -99,6 +100,8 @@ class PeerSettings:
     """Host, or host:port, that others reach this peer at; empty: the address this machine reaches the coordinator from."""
     name: str = ""
     micro_batch: int = 0
+    nice: int = 0
+    """How much the trainer stands back for the machine's other programs."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,7 @@ class Daemon:
                 settings.allow,
                 settings.micro_batch,
                 str(slot.directory / "model"),
+                settings.nice,
             ),
             HostCallbacks(self._emit, self._open_vault, LOG.info, self._fail),
         )
@@ -334,7 +338,7 @@ class Daemon:
             self._me,
             advertised(settings.advertise, settings.listen, port, self._keeper.current().session_addresses[0]) if port else "",
             settings.name,
-            settings.device,
+            str(device_named(settings.device)),
             f"shoal {version('shoal')}",
         )
 

@@ -35,10 +35,12 @@ def evaluate(task: Task, text: Text, samples: int, batch: int, device: torch.dev
     total, tokens = 0.0, 0
     was_training = task.module.training
     task.module.eval()
-    with torch.no_grad():
-        for start in range(0, len(chosen), batch):
-            loss, targets = task.loss(text.windows(chosen[start : start + batch]).to(device))
-            total += float(loss)
-            tokens += targets
-    task.module.train(was_training)
+    try:
+        with torch.no_grad():
+            for start in range(0, len(chosen), batch):
+                loss, targets = task.loss(text.windows(chosen[start : start + batch]).to(device))
+                total += float(loss)
+                tokens += targets
+    finally:
+        task.module.train(was_training)
     return Evaluation(total / tokens / math.log(2) if tokens else math.nan, tokens)

@@ -8,7 +8,8 @@
 Rule 1: nothing that is not finite is ever published. A loss, gradient or delta that is not ends the peer's round with weight 0:
 local progress and moments are dropped and the next round starts from the shared state, so that a poisoned batch does not become
 a poisoned model. Rule 2: parameters are fp32, and neither micro-batches nor the device's memory change the maths of the run's
-batch.
+batch: a step that runs out of memory may have moved some parameters and not others, so it ends the round in the same way, and
+the next one is tried with half the micro-batch.
 
 There is no network here. Commands come from the daemon over `attach.Link`, tensors lie in the vault, and when the daemon dies
 this process ends. Neighbours: `attach` (the conversation), `vault` (shared memory), `task` (the model), `data` (which samples).
@@ -33,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
+import psutil
 import torch
 
 from shoal.optim.diloco import DiLoCo
@@ -56,6 +58,7 @@ from shoal.peer.attach import (
     UseVault,
 )
 from shoal.peer.data import Corpus, batches, open_corpus
+from shoal.peer.device import choose_device, free_memory, is_out_of_memory
 from shoal.peer.evaluate import evaluate
 from shoal.peer.events import (
     BuildState,
@@ -80,6 +83,8 @@ MakeTask = Callable[[RunSpec], Task]
 PROGRESS_EVERY_S = 0.5
 STATE_PATIENCE_S = 30.0
 """How long a load waits for the daemon to finish changing the shared state."""
+SHORT_ROUNDS = 3
+"""Rounds in a row for which memory did not even do for single samples, after which this trainer gives up."""
 
 
 class Trainer:
@@ -103,6 +108,8 @@ class Trainer:
         self.micro_batch = settings.micro_batch or spec.train.batch
         self.base = torch.empty(self.layout.values)
         self.steps = 0
+        self.short_rounds = 0
+        """Rounds in a row that single samples were too large for."""
 
     # --- one round --------------------------------------------------------------------------------------------------------------
 
@@ -111,12 +118,19 @@ class Trainer:
         self.load(vault, order.base)
         score = Score(self.spec.data.sequence_length, time.perf_counter())
         stream = batches(self.corpus.training, order.lease, order.trained, order.quota, self.spec.train.batch, self.spec.run.seed)
+        trouble = ""
         for samples in stream:
             order, wrap_up = listen(link, order)
             if wrap_up:
                 break
             rate = self.rate(order, score.samples + len(samples))  # the step being taken included
-            loss, norm = self.step(samples, rate)
+            try:
+                loss, norm = self.step(samples, rate)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                trouble = self.too_large(len(samples), error)
+                break  # what the step had in hand is only free once the exception is gone
             if not math.isfinite(loss) or not math.isfinite(norm):
                 return self.give_up(order, vault, score, f"loss {loss}, gradient norm {norm} in step {score.steps + 1}")
             score.add(len(samples), loss)
@@ -125,6 +139,11 @@ class Trainer:
                 link.send(Progressed(self.steps, score.loss, score.tokens_per_s))
 
         order, _ = listen(link, order)  # the round may have got another name during the last step
+        if trouble:
+            self.task.module.zero_grad(set_to_none=True)
+            free_memory(self.device)
+            return self.give_up(order, vault, score, trouble)
+        self.short_rounds = 0
         delta = self.layout.gather(self.task.module, vault.begin_publish())
         self.strategy.publish(self.base, delta, delta)
         if trouble := self.layout.describe_non_finite(delta):
@@ -156,14 +175,21 @@ class Trainer:
             found = self.inner.step(lambda: self.batch_loss(samples), rate)
         except NoTargets:
             return 0.0, 0.0
-        except torch.OutOfMemoryError:
-            if self.micro_batch == 1:
-                raise
-            self.micro_batch = max(1, min(self.micro_batch, len(samples)) // 2)
-            print(f"trainer: out of memory; going on with micro-batches of {self.micro_batch} samples", file=sys.stderr)
-            return self.step(samples, rate)
         self.steps += 1
         return found
+
+    def too_large(self, samples: int, error: Exception) -> str:
+        """The memory did not do for a step: halve the micro-batch. Returns what to say about this round. Raises TrainerError when
+        single samples were too large for several rounds."""
+        tried = min(self.micro_batch, samples)
+        if tried > 1:
+            self.micro_batch = tried // 2
+            return f"out of memory with {tried} samples at a time; the next round is tried with {self.micro_batch}"
+        self.short_rounds += 1
+        if self.short_rounds == SHORT_ROUNDS:
+            reason = f"the memory of {self.device} does not do for a single sample: {str(error).splitlines()[0]:.200}"
+            raise TrainerError(reason, "end other programs that use it, or take part with --device cpu") from error
+        return "out of memory with a single sample; the next round is tried again"
 
     def batch_loss(self, samples: torch.Tensor) -> torch.Tensor:
         """Mean loss over all targets of the batch. All micro-batches but the last have left their gradients already, rightly
@@ -204,7 +230,13 @@ class Trainer:
         if vault.read_theta(version, self.base) is None:
             return EvaluationDone(version, 0.0, 0)
         self.layout.scatter(self.base, self.task.module)
-        found = evaluate(self.task, self.corpus.heldout, self.spec.evaluation.samples, self.micro_batch, self.device)
+        try:
+            found = evaluate(self.task, self.corpus.heldout, self.spec.evaluation.samples, self.micro_batch, self.device)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or self.micro_batch == 1:
+                raise
+            self.micro_batch = max(1, min(self.micro_batch, self.spec.train.batch) // 2)
+            return EvaluationDone(version, 0.0, 0)
         return EvaluationDone(version, found.bits_per_byte if found.tokens else 0.0, found.tokens)
 
     def export(self, vault: Vault, version: int) -> ModelWritten:
@@ -330,25 +362,6 @@ def serve(link: Link, make_task: MakeTask | None = None) -> None:
                 assert_never(never)
 
 
-def choose_device(name: str) -> tuple[torch.device, str]:
-    """The device, and what the volunteer should know about the choice. Raises TrainerError when it is not there."""
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda"), f"training on {torch.cuda.get_device_name()}"
-        return torch.device("cpu"), "no CUDA device here: training on the CPU"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise TrainerError(f"there is no device {name!r}", "use --device auto, cpu or cuda") from error
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not there.get(device.type, False):
-        reason = f"--device {name}: this machine, or its PyTorch {torch.__version__}, has no {device.type}"
-        raise TrainerError(reason, "use --device cpu or auto")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise TrainerError(f"--device {name}: there are {torch.cuda.device_count()} CUDA devices", "count from 0")
-    return device, ""
-
-
 def attach(socket_path: str, task: MakeTask | None = None) -> None:
     """Train for the daemon that listens on `socket_path`, with the run's own model or one of yours, until the daemon says stop.
 
@@ -381,10 +394,21 @@ def run(link: Link, make_task: MakeTask | None = None) -> None:
         raise
 
 
+def stand_back(nice: int) -> None:
+    """Let other programs of this machine go first: 0 not at all, 19 as much as there is."""
+    if sys.platform == "win32":
+        psutil.Process().nice(psutil.BELOW_NORMAL_PRIORITY_CLASS if nice < 10 else psutil.IDLE_PRIORITY_CLASS)
+    else:
+        os.nice(nice)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m shoal.peer.trainer", description="The compute process of a shoal peer.")
     parser.add_argument("--socket", required=True, help="where the daemon listens")
+    parser.add_argument("--nice", type=int, default=0, help="how much this process stands back for others")
     arguments = parser.parse_args()
+    if arguments.nice:
+        stand_back(arguments.nice)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the daemon, which decides what it means
     link = Link(arguments.socket, on_lost=lambda: os._exit(0))  # even in the middle of an endless step
     try:

@@ -54,6 +54,12 @@ def join(
     micro_batch: Annotated[
         int, typer.Option(metavar="N", help="Samples per forward pass; 0: as many as the run's batch.", min=0)
     ] = 0,
+    nice: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="How much training stands back for other programs here: 0 not at all, 19 most.", min=0, max=19
+        ),
+    ] = 10,
     allow: Annotated[
         list[str] | None,
         typer.Option(
@@ -103,9 +109,9 @@ def join(
         raise SettingsError("--advertise names an address, but --listen '' accepts no connections", "drop one of the two")
     line = invite_line(invite or ())
     if device not in ("auto", "cpu"):
-        from shoal.peer.trainer import choose_device
+        from shoal.peer.device import device_named
 
-        choose_device(device)  # a device that is not here is said before anybody is asked to let this peer in
+        device_named(device)  # a device that is not here is said before anybody is asked to let this peer in
 
     from shoal.peer.daemon import PeerSettings, run_peer
 
@@ -121,6 +127,7 @@ def join(
         advertise=advertise,
         name=name or _host_name(),
         micro_batch=micro_batch,
+        nice=nice,
     )
     with panel.open_view(_title(settings.name, line, settings.state_dir)) as view:
         code = asyncio.run(run_peer(settings, view.watch))

@@ -84,7 +84,7 @@ class LocalSwarm:
         line.write_text(invite or self.invite, encoding="utf-8")
         command = (
             *("peer", "join", str(line), "--name", name, "--state", str(state)),
-            *("--listen", f"{LOOPBACK}:0", "--leashed"),
+            *("--listen", f"{LOOPBACK}:0", "--nice", "0", "--leashed"),
             *self.peer_words,
             *words,
         )

@@ -461,6 +461,15 @@ def test_without_a_daemon_a_script_is_told_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+async def test_a_trainer_of_the_daemons_stands_back_for_other_programs(daemon: MakeDaemon, tmp_path: Path) -> None:
+    one = daemon(spawn=True, settings=TrainerSettings(device="cpu", threads=1, data_dir=str(tmp_path), nice=7))
+    await one.host.start(spec(tmp_path).to_json())
+    await one.next(TrainerAttached)
+    assert one.host.pid is not None
+    assert psutil.Process(one.host.pid).nice() == min(19, psutil.Process().nice() + 7)
+
+
+@pytest.mark.slow
 async def test_a_killed_trainer_is_started_again_and_pending_work_is_still_there(daemon: MakeDaemon, tmp_path: Path) -> None:
     one = daemon(spawn=True)
     await one.host.start(spec(tmp_path).to_json())
