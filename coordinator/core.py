@@ -51,7 +51,8 @@ from shoal.coordinator.records import (
     TermRaised,
 )
 from shoal.coordinator.roster import Presence, Roster, Standing
-from shoal.coordinator.rounds import Round, RoundState, equal_shares, plan_order
+from shoal.coordinator.rounds import Round, RoundState, plan_order
+from shoal.coordinator.shares import Link, planned_shares
 from shoal.coordinator.views import Waiting
 from shoal.protocol.admin import (
     AdminCommand,
@@ -830,15 +831,10 @@ class Core:
             for p in self._roster.active()
             if p.session in round_.ready or p.version == ledger.version
         }
-        reducers = [
-            Contact(peer, ledger.members[session].address)
-            for peer, session in sorted(collectors.items())
-            if len(collectors) == 1 or self._roster.dialable(session)
-        ]
-        if not reducers:
+        links = self._links(collectors, {contribution.peer for contribution in contributions})
+        shares = planned_shares(ledger.origin.layout.fragments[0].parameters, links, Section.PARAMETERS)
+        if not shares:
             return self._abandon(round_, "no member can be dialled by the others", now)
-        shape = ledger.origin.layout.fragments[0]
-        shares = equal_shares(shape.parameters, reducers, Section.PARAMETERS)
         plan = Plan(
             round_.id,
             ledger.term,
@@ -855,6 +851,16 @@ class Core:
         for session in collectors.values():
             self._send(session, plan)
         return None
+
+    def _links(self, collectors: dict[PeerId, int], contributors: set[PeerId]) -> list[Link]:
+        """The links that a plan has to do with. Who is alone reduces for itself and needs no dialling."""
+        links = []
+        for peer, session in sorted(collectors.items()):
+            beat = self._roster[session].heartbeat
+            contact = Contact(peer, self.ledger.members[session].address)
+            reduces = len(collectors) == 1 or self._roster.dialable(session)
+            links.append(Link(contact, beat.up_bytes_s, beat.down_bytes_s, peer in contributors, reduces=reduces))
+        return links
 
     def _commit(self, round_: Round, now: float) -> None:
         ledger, spec = self.ledger, self.spec

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from shoal.coordinator.records import RoundOpened
 from shoal.protocol.errors import LocalProtocolError
 from shoal.protocol.messages import (
-    Contact,
     Contribution,
     Decision,
     Have,
@@ -49,18 +48,6 @@ TRANSITIONS: dict[RoundState, frozenset[RoundState]] = {
     RoundState.COMMITTED: frozenset(),
     RoundState.ABANDONED: frozenset(),
 }
-
-
-def equal_shares(parts: int, reducers: list[Contact], section: Section, attempt: int = 0) -> list[Share]:
-    """Consecutive ranges of parts, as equal as they can be; reducers without a part are left out."""
-    shares = []
-    start = 0
-    for index, reducer in enumerate(reducers):
-        stop = parts * (index + 1) // len(reducers)
-        if stop > start:
-            shares.append(Share(reducer, section, start, stop, attempt))
-        start = stop
-    return shares
 
 
 @dataclass

@@ -40,6 +40,7 @@ from shoal.peer.events import (
     Hashed,
     HashState,
     KeepSession,
+    LinkMeasured,
     PartFetchFailed,
     PartReduced,
     ResultArrived,
@@ -51,6 +52,7 @@ from shoal.peer.events import (
 )
 from shoal.peer.exchange import Exchange, Inbound, Limits, Tools
 from shoal.peer.frozen import FrozenStates
+from shoal.peer.lanes import Lane
 from shoal.peer.packer import Packer
 from shoal.peer.reduction import Addition, Reduced, Reducer
 from shoal.peer.vault import Vault, VaultError
@@ -101,14 +103,17 @@ class BulkPlane:
         workers: Workers,
         emit: Callable[[Event], None],
         limits: Limits | None = None,
+        lanes: tuple[Lane, Lane] | None = None,
     ) -> None:
-        """`credential` (a function when it may be renewed) says who this peer is; `emit` is called on the event loop."""
+        """`credential` (a function when it may be renewed) says who this peer is; `emit` is called on the event loop; `lanes` are
+        up and down."""
         self._run = run
         self._credential = credential if callable(credential) else lambda: credential
         self.me: PeerId = self._credential().owner.peer
         self._workers = workers
         self._emit = emit
         self._limits = limits or Limits()
+        self._up, self._down = lanes or (Lane(), Lane())
         self._server: grpc.aio.Server | None = None
         self._channels: OrderedDict[PeerId, tuple[str, tls.Credential, grpc.aio.Channel]] = OrderedDict()
         self._tools: Tools | None = None
@@ -164,6 +169,8 @@ class BulkPlane:
             self._emit,
             self.dropped,
             self._spawn,
+            self._up,
+            self._down,
             packer,
         )
         self._reducer = Reducer(self._workers, (send_codec, return_codec), self._reduced, self._fail)
@@ -274,8 +281,17 @@ class BulkPlane:
                 self._over.popitem(last=False)
             exchange.end()
             self._summing.drop_round(round_id)
+            self._tell_rates()
         if self._tools is not None:
             self._on_state(self._tools.vault.drop_round, round_id)
+
+    def _tell_rates(self) -> None:
+        """A transfer is over: say what it showed of the link, if anything."""
+        before = (self._up.bytes_s, self._down.bytes_s)
+        self._up.settle()
+        self._down.settle()
+        if (rates := (self._up.bytes_s, self._down.bytes_s)) != before:
+            self._emit(LinkMeasured(*rates))
 
     def _apply(self, effect: Apply) -> Callable[[], None]:
         """In the state thread; returns what is to be said on the event loop."""
@@ -330,6 +346,7 @@ class BulkPlane:
         async for chunk in _steadily(call, self._limits.progress_s):
             chunks.append(chunk)
             size += len(chunk)
+            await self._down.admit(len(chunk))
             if size > frames.FRAME_LIMIT_BYTES:
                 call.cancel()
                 raise RemoteProtocolError("more bytes than a part can have")
@@ -374,12 +391,15 @@ class BulkPlane:
             if offer.offset != incoming.received:
                 raise RemoteProtocolError(f"the state was offered from byte {offer.offset}, {incoming.received} are here")
             async for chunk in chunks:
+                self._down.moved(len(chunk))
                 await workers.state(incoming.write, chunk)
+                await self._down.admit(len(chunk))
         finally:
             call.cancel()
         if not incoming.whole:
             raise RemoteProtocolError(f"the state ended after {incoming.received} of {incoming.total} bytes")
         await workers.state(vault.install, incoming)
+        self._tell_rates()
         return offer.version, offer.root
 
     # --- serving ----------------------------------------------------------------------------------------------------------------
@@ -453,6 +473,7 @@ class BulkPlane:
         except LocalProtocolError as error:  # its round was dropped at this moment
             await self._refuse(context, grpc.StatusCode.NOT_FOUND, str(error))
         for start in range(0, len(payload), channels.CHUNK_BYTES):
+            await self._up.admit(min(channels.CHUNK_BYTES, len(payload) - start))
             yield payload[start : start + channels.CHUNK_BYTES]
 
     async def _serve_state(self, request: StateRequest, context: Any) -> AsyncGenerator[bytes]:
@@ -466,7 +487,9 @@ class BulkPlane:
                 while offset < frozen.size:
                     chunk = frozen.chunk(offset, channels.CHUNK_BYTES)
                     offset += len(chunk)
+                    await self._up.admit(len(chunk))
                     yield chunk
+                    self._up.moved(len(chunk))
         except RefusedError as error:
             code = grpc.StatusCode.RESOURCE_EXHAUSTED if error.code == "busy" else grpc.StatusCode.NOT_FOUND
             await self._refuse(context, code, str(error))

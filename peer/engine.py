@@ -46,6 +46,7 @@ from shoal.peer.events import (
     Heard,
     KeepSession,
     LeaveAsked,
+    LinkMeasured,
     Offline,
     Online,
     OriginReady,
@@ -220,6 +221,7 @@ class Engine:
         self._leave_at: float | None = None
         self._exited = False
         self._progress = Progressed(0, 0.0, 0.0)
+        self._link = LinkMeasured(0.0, 0.0)
         self.stale = 0
         """Messages and bulk events dropped because their session, term, round or attempt was over."""
 
@@ -252,6 +254,8 @@ class Engine:
                 self._published(event, now)
             case Progressed():
                 self._progress = event
+            case LinkMeasured():
+                self._link = event
             case EvaluationDone(version, bits_per_byte, tokens):
                 self._say(Evaluated(version, bits_per_byte, tokens))
             case Exported(where):
@@ -805,8 +809,9 @@ class Engine:
     def _keep_time(self, now: float) -> None:
         if self._heartbeat_at is not None and now >= self._heartbeat_at and self.spec is not None:
             self._heartbeat_at = now + self.spec.timing.heartbeat_s
-            progress = self._progress
-            self._say(Heartbeat(self.phase, progress.steps, progress.loss, progress.tokens_per_s))
+            progress, link = self._progress, self._link
+            beat = Heartbeat(self.phase, progress.steps, progress.loss, progress.tokens_per_s, link.up_bytes_s, link.down_bytes_s)
+            self._say(beat)
         if self._have_at is not None and now >= self._have_at:
             self._flush_have()
         if self._locate_at is not None and now >= self._locate_at:

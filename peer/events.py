@@ -202,6 +202,14 @@ class StreamFailed:
     reason: str
 
 
+@dataclass(frozen=True)
+class LinkMeasured:
+    """A bulk transfer ended, and this is what the link was seen to carry, in bytes per second; 0: too little to tell."""
+
+    up_bytes_s: float
+    down_bytes_s: float
+
+
 Event = (
     Online
     | Heard
@@ -225,6 +233,7 @@ Event = (
     | ResultArrived
     | PartFetchFailed
     | StreamFailed
+    | LinkMeasured
 )
 
 # === effects ====================================================================================================================

@@ -33,6 +33,7 @@ import torch
 from shoal.compression.codec import Codec, CodecError
 from shoal.compression.packing import PackingError, unpack
 from shoal.peer.events import ContributionArrived, ContributionRefused, Event, ResultArrived, StreamFailed
+from shoal.peer.lanes import Lane
 from shoal.peer.packer import Packer
 from shoal.peer.vault import Vault
 from shoal.peer.workers import Workers
@@ -91,6 +92,8 @@ class Tools:
     """What was dropped, by reason."""
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs a coroutine whose exception ends the daemon."""
+    up: Lane
+    down: Lane
     packer: Packer | None = None
     """Decides what is packed on its way; None in a run without packing."""
 
@@ -181,6 +184,7 @@ class Exchange:
     def wrote(self, peer: PeerId, frame: bytes, waited_s: float) -> None:
         """The wire to a peer took a frame."""
         self.sent_bytes += len(frame)
+        self.tools.up.moved(len(frame))
         if self.tools.packer is not None:
             self.tools.packer.wrote(peer, len(frame), waited_s)
 
@@ -196,6 +200,12 @@ class Exchange:
             return memoryview(await self.tools.workers.part(unpack, payload, codec.encoded_size(spans)))
         except PackingError as error:
             raise RemoteProtocolError(str(error)) from error
+
+    async def received(self, frame: bytes) -> None:
+        """A frame is here; returns when the next one may come."""
+        self.received_bytes += len(frame)
+        self.tools.down.moved(len(frame))
+        await self.tools.down.admit(len(frame))
 
     def opening(self) -> bytes:
         """The first frame of a stream: which round it is for, and no part."""
@@ -544,6 +554,7 @@ class Outbound:
         frame = self._exchange.opening()
         try:
             while True:
+                await self._exchange.tools.up.admit(len(frame))
                 began = time.perf_counter()
                 async with asyncio.timeout(self._exchange.tools.limits.progress_s):
                     await call.write(frame)
@@ -559,7 +570,7 @@ class Outbound:
             frame = await self._frame(call)
             if frame is _EOF:
                 return
-            exchange.received_bytes += len(frame)
+            await exchange.received(frame)
             try:
                 header, payload = frames.decode(frame)
                 payload = await exchange.unpacked(header, payload, exchange.tools.return_codec)
@@ -654,7 +665,7 @@ class Inbound:
                 frame = await self._context.read()
             if frame is _EOF:
                 break
-            exchange.received_bytes += len(frame)
+            await exchange.received(frame)
             header, payload = frames.decode(frame)
             payload = await exchange.unpacked(header, payload, exchange.tools.send_codec)
             exchange.take(header, payload, self._peer)
@@ -667,6 +678,7 @@ class Inbound:
                 self._more.clear()
                 await self._more.wait()
             frame = await exchange.result_frame(self._outbox[0], exchange.pays(self._peer, _RESULT))
+            await exchange.tools.up.admit(len(frame))
             began = time.perf_counter()
             async with asyncio.timeout(exchange.tools.limits.progress_s):
                 await self._context.write(frame)

@@ -128,6 +128,9 @@ class Heartbeat:
     steps: int = 0
     loss: float = 0.0
     tokens_per_s: float = 0.0
+    up_bytes_s: float = 0.0
+    """What this peer's link was seen to carry, out and in; 0: nothing that tells was carried yet."""
+    down_bytes_s: float = 0.0
 
 
 @dataclass(frozen=True)

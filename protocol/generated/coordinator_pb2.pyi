@@ -98,16 +98,20 @@ class Hello(_message.Message):
     def __init__(self, run: _Optional[str] = ..., major: _Optional[int] = ..., minor: _Optional[int] = ..., instance: _Optional[str] = ..., session: _Optional[int] = ..., version: _Optional[int] = ..., root: _Optional[bytes] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., address: _Optional[str] = ..., name: _Optional[str] = ..., device: _Optional[str] = ..., software: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("phase", "steps", "loss", "tokens_per_s")
+    __slots__ = ("phase", "steps", "loss", "tokens_per_s", "up_bytes_s", "down_bytes_s")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    UP_BYTES_S_FIELD_NUMBER: _ClassVar[int]
+    DOWN_BYTES_S_FIELD_NUMBER: _ClassVar[int]
     phase: str
     steps: int
     loss: float
     tokens_per_s: float
-    def __init__(self, phase: _Optional[str] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
+    up_bytes_s: float
+    down_bytes_s: float
+    def __init__(self, phase: _Optional[str] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., up_bytes_s: _Optional[float] = ..., down_bytes_s: _Optional[float] = ...) -> None: ...
 
 class StateReady(_message.Message):
     __slots__ = ("version", "root", "layout", "data")

@@ -650,7 +650,7 @@ def test_a_contributor_of_one_part_only_has_spent_its_lease() -> None:
     stage = Stage()
     ada, bob = stage.reducing("ada", "bob")
     ada.closes(0, "ada")
-    bob.closes(1, "ada")
+    ada.closes(1, "ada")
     bob.closes(2, "ada", "bob")
     for peer in (ada, bob):
         peer.has()
@@ -1568,3 +1568,15 @@ def test_a_restart_after_the_end_tells_everybody_again() -> None:
     ada.returns()
     assert ada.last(Finish).version == 1
     assert len(stage.journaled(RunEnded)) == 1
+
+
+# --- links ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_gives_the_parts_to_the_links_that_heartbeats_say_are_fast() -> None:
+    stage = Stage()
+    ada, bob, cyd = stage.members("ada", "bob", "cyd")
+    for peer, rate in ((ada, 1e6), (bob, 12.5e6), (cyd, 12.5e6)):
+        peer.says(Heartbeat("training", up_bytes_s=rate, down_bytes_s=rate))
+        peer.is_ready()
+    assert {share.reducer.peer for share in stage.plan.shares} == {"bob", "cyd"}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.coordinator.records import RoundOpened
-from shoal.coordinator.rounds import TRANSITIONS, Round, RoundState, equal_shares, plan_order
+from shoal.coordinator.rounds import TRANSITIONS, Round, RoundState, plan_order
 from shoal.protocol.errors import LocalProtocolError
 from shoal.protocol.messages import Contact, Contribution, Decision, Have, Held, PartClosed, PartKey, Plan, Section, Share
 
@@ -308,25 +308,7 @@ def test_a_lost_reducers_decided_part_is_given_up_when_too_few_hold_it_after_the
     assert round_.hopeless(25.0) == ""
 
 
-# --- shares and order -----------------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 300), st.integers(1, 64))
-def test_shares_cover_every_part_once_and_differ_by_one_at_most(parts: int, count: int) -> None:
-    reducers = [Contact(f"peer{index}", f"host{index}:1") for index in range(count)]
-    shares = equal_shares(parts, reducers, PARAMETERS, attempt=3)
-    assert [part for share in shares for part in range(share.start, share.stop)] == list(range(parts))
-    sizes = [share.stop - share.start for share in shares]
-    assert min(sizes) >= 1
-    assert max(sizes) - min(sizes) <= 1
-    assert len(shares) == min(parts, count)
-    assert len({share.reducer for share in shares}) == len(shares)
-    assert {share.attempt for share in shares} == {3}
-
-
-def test_seven_parts_for_three_reducers() -> None:
-    shares = equal_shares(7, [ADA, BOB, CYD], PARAMETERS)
-    assert [(share.reducer.peer, share.start, share.stop) for share in shares] == [("ada", 0, 2), ("bob", 2, 4), ("cyd", 4, 7)]
+# --- order -----------------------------------------------------------------------------------------------------------------------
 
 
 @given(st.permutations([Contribution("ada", 3), Contribution("bob", 1), Contribution("cyd", 2)]))

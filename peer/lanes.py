@@ -1,0 +1,67 @@
+"""The two directions of this peer's link: how fast each was seen to go, and how fast it may.
+
+Rule: rates are measured on the bulk bytes that move anyway, never on traffic made for it. What counts is the fastest run of
+`RUN_BYTES` in a row, because everything slower waited for somebody else: a lane that carried 8 MiB in a second can carry them in a
+second. A lane that later carries less is believed slowly, for the same reason.
+
+A cap is a token bucket: it lets `size` bytes through when those before them have had their time. Neighbours: `bulk` owns the lanes,
+`exchange` passes them with every frame; the session stream is not capped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+RUN_BYTES = 8 << 20
+"""Long enough that what the system buffers at once does not pass for speed (4 MiB per connection at most, by default)."""
+PATIENCE = 0.75
+"""How much of an estimate is kept when a transfer was slower than it."""
+
+
+class Lane:
+    """One direction. `cap_bytes_s` 0: as fast as it goes."""
+
+    def __init__(self, cap_bytes_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.cap_bytes_s = cap_bytes_s
+        self._clock = clock
+        self._free_at = 0.0
+        self._total = 0
+        self._marks: deque[tuple[float, int]] = deque()
+        self._fastest = 0.0
+        self._estimate = 0.0
+
+    @property
+    def bytes_s(self) -> float:
+        """What this lane can carry; 0 while too little was carried to tell."""
+        return min(self._estimate, self.cap_bytes_s) if self.cap_bytes_s else self._estimate
+
+    async def admit(self, size: int) -> None:
+        """Returns when `size` bytes more may move."""
+        if self.cap_bytes_s:
+            now = self._clock()
+            starts = max(now, self._free_at)
+            self._free_at = starts + size / self.cap_bytes_s
+            if starts > now:
+                await asyncio.sleep(starts - now)
+
+    def moved(self, size: int) -> None:
+        """So many bytes more have passed, just now."""
+        now = self._clock()
+        self._total += size
+        marks = self._marks
+        marks.append((now, self._total))
+        while len(marks) > 2 and marks[1][1] <= self._total - RUN_BYTES:
+            marks.popleft()
+        since, before = marks[0]
+        if self._total - before >= RUN_BYTES and now > since:
+            self._fastest = max(self._fastest, (self._total - before) / (now - since))
+
+    def settle(self) -> None:
+        """A transfer is over: what it showed becomes the estimate, at once where it is faster, slowly where it is slower."""
+        if self._fastest:
+            self._estimate = max(self._fastest, PATIENCE * self._estimate + (1 - PATIENCE) * self._fastest)
+        self._fastest = 0.0
+        self._marks.clear()

@@ -1,0 +1,91 @@
+"""What a lane learns from the bytes that pass, and how a cap holds them back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shoal.peer.lanes import PATIENCE, RUN_BYTES, Lane
+
+MIB = 1 << 20
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def carry(lane: Lane, clock: Clock, mib: int, seconds_per_mib: float) -> None:
+    for _ in range(mib):
+        clock.now += seconds_per_mib
+        lane.moved(MIB)
+
+
+def test_too_few_bytes_tell_nothing() -> None:
+    clock = Clock()
+    lane = Lane(clock=clock)
+    carry(lane, clock, RUN_BYTES // MIB, 0.1)
+    lane.settle()
+    assert lane.bytes_s == 0.0
+
+
+def test_the_fastest_run_counts_and_not_the_wait_for_others() -> None:
+    clock = Clock()
+    lane = Lane(clock=clock)
+    carry(lane, clock, 12, 0.08)
+    carry(lane, clock, 12, 1.0)
+    lane.settle()
+    assert lane.bytes_s == pytest.approx(MIB / 0.08)
+
+
+def test_a_pause_between_two_transfers_is_not_part_of_either() -> None:
+    clock = Clock()
+    lane = Lane(clock=clock)
+    carry(lane, clock, 12, 0.1)
+    lane.settle()
+    clock.now += 1000
+    carry(lane, clock, 12, 0.1)
+    lane.settle()
+    assert lane.bytes_s == pytest.approx(MIB / 0.1)
+
+
+def test_faster_is_believed_at_once_and_slower_little_by_little() -> None:
+    clock = Clock()
+    lane = Lane(clock=clock)
+    for seconds in (1.0, 0.1):
+        carry(lane, clock, 12, seconds)
+        lane.settle()
+    assert lane.bytes_s == pytest.approx(10 * MIB)
+    carry(lane, clock, 12, 1.0)
+    lane.settle()
+    assert lane.bytes_s == pytest.approx(PATIENCE * 10 * MIB + (1 - PATIENCE) * MIB)
+
+
+def test_memory_does_not_grow_with_what_is_carried() -> None:
+    clock = Clock()
+    lane = Lane(clock=clock)
+    carry(lane, clock, 5000, 0.01)
+    assert len(lane._marks) <= RUN_BYTES // MIB + 2
+
+
+async def test_a_cap_holds_back_what_comes_too_early() -> None:
+    lane = Lane(cap_bytes_s=4 * MIB)
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+    await asyncio.gather(*(lane.admit(MIB // 2) for _ in range(4)))
+    assert 0.37 <= loop.time() - start < 2.0
+
+
+async def test_without_a_cap_nothing_waits_and_a_cap_bounds_the_rate() -> None:
+    clock = Clock()
+    free, capped = Lane(clock=clock), Lane(5 * MIB, clock)
+    for lane in (free, capped):
+        carry(lane, clock, 12, 0.1)
+        lane.settle()
+    await free.admit(1 << 40)
+    await free.admit(1)
+    assert capped.bytes_s == 5 * MIB
