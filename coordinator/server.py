@@ -13,9 +13,9 @@ import asyncio
 import contextlib
 import datetime
 import errno
+import logging
 import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -48,6 +48,7 @@ LEAVE_S = 1.0
 SERVER_LIFETIME = datetime.timedelta(days=365)
 """Of the coordinator's own certificate; a start makes a new one, and so does half of this time."""
 
+LOG = logging.getLogger("shoal.coordinator")
 Say = Callable[[str, str], None]
 Reply = TypeVar("Reply")
 
@@ -66,10 +67,10 @@ async def serve(
 ) -> None:
     """Serve the run in `directory` until SIGINT, SIGTERM or `stop`. Raises ShoalError with one clear sentence when it cannot.
 
-    Addresses that are given replace the kept ones, and are kept. `say(text, level)` gets what is worth telling (default: standard
-    error); `ready` is set when peers can come.
+    Addresses that are given replace the kept ones, and are kept. `say(text, level)` gets what is worth telling (default: the log);
+    `ready` is set when peers can come.
     """
-    say = say or _print
+    say = say or _log
     place = RunDirectory(Path(directory))
     settings = with_overrides(place.load_settings(), listen, enrol_listen, advertise)
     stop = stop or asyncio.Event()
@@ -296,7 +297,5 @@ def _signals(stop: asyncio.Event) -> Any:
             loop.remove_signal_handler(number)
 
 
-def _print(text: str, level: str) -> None:
-    """One line with the time of day on standard error; what is not merely informative says so."""
-    mark = "" if level == "info" else f"{level}: "
-    print(f"{time.strftime('%H:%M:%S')} {mark}{text}", file=sys.stderr, flush=True)
+def _log(text: str, level: str) -> None:
+    LOG.log(logging.getLevelNamesMapping()[level.upper()], text)

@@ -415,8 +415,12 @@ class Engine:
         return self.welcomed and envelope.session == self.session and envelope.term == self.term
 
     def _welcome(self, welcome: Welcome, now: float) -> None:
-        if welcome.term < self.term or not self.online:
+        if not self.online:
             self.stale += 1
+            return
+        if welcome.term < self.term:  # ids of rounds may mean two things now: only a new start keeps them apart
+            reason = f"the coordinator went back from term {self.term} to {welcome.term}: its journal is an older copy"
+            self._exit(EXIT_REFUSED, reason, "start this peer again: it goes on with what it holds")
             return
         self.term, self.welcomed, self._refused_since = welcome.term, True, None
         self.copy_is_needed = True

@@ -105,6 +105,9 @@ class Credentials:
             raise IdentityError(reason, "make room there, or make it writable") from error
 
 
+_ANEW = "remove the directory and join with an invite"
+
+
 def enrolled_in(directory: Path) -> bool:
     """Whether this directory holds credentials."""
     return (directory / RUN_FILE).is_file()
@@ -116,12 +119,24 @@ def load(directory: Path) -> Credentials:
         known = json.loads(read_private(directory / RUN_FILE))
         run, addresses = known["run"], {key: tuple(known[key]) for key in ("enrol_addresses", "session_addresses")}
     except (ValueError, KeyError, TypeError) as error:
-        raise IdentityError(f"{directory / RUN_FILE} is damaged", "remove the directory and join with an invite") from error
+        raise IdentityError(f"{directory / RUN_FILE} is damaged", _ANEW) from error
     if not is_run_name(run):
-        raise IdentityError(f"{directory / RUN_FILE} names no run", "remove the directory and join with an invite")
-    identity = Identity.load(directory)
-    certificate, ca = read_private(directory / CERTIFICATE_FILE), read_private(directory / CA_FILE)
+        raise IdentityError(f"{directory / RUN_FILE} names no run", _ANEW)
+    try:
+        identity = Identity.load(directory)
+        certificate, ca = (_read_certificate(directory / name) for name in (CERTIFICATE_FILE, CA_FILE))
+    except IdentityError as error:
+        raise IdentityError(error.message, error.fix or _ANEW) from error
     return Credentials(run, identity, Credential(identity.tls_key_pem, certificate, ca), **addresses, directory=directory)
+
+
+def _read_certificate(path: Path) -> bytes:
+    content = read_private(path)
+    try:
+        x509.load_pem_x509_certificate(content)
+    except ValueError as error:
+        raise IdentityError(f"{path} is not a certificate") from error
+    return content
 
 
 async def come_in(directory: Path, invite: Invite | None) -> Credentials:

@@ -234,12 +234,13 @@ class Vault:
                     f"the vault in {directory} belongs to another run or model", "remove it, or choose another directory"
                 )
             vault._recover()
-        except (LocalProtocolError, RemoteProtocolError, FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        except BaseException as error:
             lock.release()
+            passing = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+            if passing or isinstance(error, VaultError | MemoryError) or not isinstance(error, Exception):
+                raise
+            # Whatever else the bytes of a damaged file lead to.
             raise VaultError(f"the vault in {directory} is damaged: {error}", "remove it; the state is fetched again") from error
-        except BaseException:
-            lock.release()
-            raise
         return vault
 
     @classmethod
@@ -655,9 +656,9 @@ def _allocate(path: Path, size: int) -> None:
 
 def _read_about(directory: Path) -> dict[str, typing.Any]:
     about = json.loads((directory / "vault.json").read_bytes())
-    if about.get("format") != FORMAT:
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise VaultError(f"{directory} is not a vault of this version of shoal", "remove it; the state is fetched again")
-    return dict(about)
+    return about
 
 
 def _own(directory: Path) -> FileLock:

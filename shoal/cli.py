@@ -72,7 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     own = words[: words.index("--")] if "--" in words else words
     verbose = any(word in _VERBOSE for word in own)
     words = [word for word in own if word not in _VERBOSE] + words[len(own) :]
-    sys.exit(run(words, verbose))
+    code = run(words, verbose)
+    from shoal import narration
+
+    narration.finish()
+    sys.exit(code)
 
 
 def run(words: Sequence[str], verbose: bool) -> int:
@@ -111,9 +115,9 @@ def _is_text(word: str) -> bool:
 
 
 def _complain(line: str, code: int) -> int:
-    from shoal.narration import printable
+    from shoal.narration import printable, write
 
-    print(f"error: {printable(line)}", file=sys.stderr, flush=True)
+    write(f"error: {printable(line)}", sys.stderr)
     return int(code)
 
 

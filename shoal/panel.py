@@ -158,7 +158,7 @@ class Lines:
 
 
 def _to_stdout(line: str) -> None:
-    print(line, flush=True)
+    narration.write(line, sys.stdout)
 
 
 class Panel:

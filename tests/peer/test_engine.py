@@ -316,15 +316,6 @@ def test_a_message_of_another_session_or_term_is_dropped(session: int, term: int
     assert desk.engine.opened is None
 
 
-def test_a_welcome_of_an_earlier_term_is_dropped() -> None:
-    desk = Desk.member()
-    desk.feed(Offline("broken"))
-    desk.dials()
-    desk.is_welcomed(0, resumed=True, term=3)
-    assert desk.is_welcomed(0, resumed=False, session=9, term=2) == []
-    assert (desk.engine.session, desk.engine.term, desk.engine.stale) == (1, 3, 1)
-
-
 def test_what_was_said_on_the_old_stream_is_said_again_on_the_new_one() -> None:
     desk = Desk.reducing()
     desk.reduces(0)
@@ -1024,6 +1015,20 @@ def test_a_lost_trainers_export_is_done_by_the_next() -> None:
 
 
 # --- leaving --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_coordinator_that_went_back_in_time_is_not_followed_silently() -> None:
+    desk = Desk.member()
+    desk.feed(Offline("broken"))
+    desk.dials()
+    desk.is_welcomed(resumed=True, term=3)
+    desk.feed(Offline("broken"))
+    desk.dials()
+    desk.is_welcomed(resumed=True, term=2)
+    assert [(left.code, left.reason) for left in desk.did(Exit)] == [
+        (EXIT_REFUSED, "the coordinator went back from term 3 to 2: its journal is an older copy")
+    ]
+    assert desk.engine.copy_is_needed
 
 
 def test_who_leaves_says_goodbye_and_goes_when_it_is_let_go() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import random
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from shoal.protocol.authority import Authority, coordinator_name
 from shoal.protocol.channels import Kind, join_address, listen, new_server
 from shoal.protocol.enrolment import Enrol, Enrolled, Renew
 from shoal.protocol.errors import IdentityError, ShoalError, UnreachableError
+from shoal.protocol.files import write_whole
 from shoal.protocol.identity import Identity
 from shoal.protocol.invites import Invite
 from shoal.protocol.services import ENROL, RENEW, handlers
@@ -138,6 +140,16 @@ async def test_a_certificate_that_grows_old_does_while_the_coordinator_is_away(t
         await come_in(tmp_path / "p", None)
 
 
+def test_a_directory_that_says_nonsense_about_its_run_is_refused(tmp_path: Path) -> None:
+    for content, complaint in (
+        ('{"run": "demo"}', "is damaged"),
+        ('{"run": "../x", "enrol_addresses": [], "session_addresses": []}', "names no run"),
+    ):
+        write_whole(tmp_path / "run.json", content.encode())
+        with pytest.raises(IdentityError, match=complaint):
+            load(tmp_path)
+
+
 async def test_a_certificate_that_cannot_be_kept_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
@@ -177,15 +189,19 @@ async def test_a_coordinator_that_certifies_somebody_else_is_not_believed(tmp_pa
         assert not enrolled_in(tmp_path / "p")
 
 
-async def test_a_damaged_directory_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["run.json", "identity.pem", "tls-key.pem", "certificate.pem", "ca.pem"])
+@pytest.mark.parametrize("content", [b"garbage", None], ids=["damaged", "gone"])
+async def test_a_damaged_directory_is_one_sentence_with_the_way_out(tmp_path: Path, name: str, content: bytes | None) -> None:
     async with desk(tmp_path) as one:
         await enrol(one.invite, tmp_path / "p")
-    (tmp_path / "p" / "run.json").write_text('{"run": "demo"}')
-    with pytest.raises(IdentityError, match=r"run\.json is damaged — remove the directory and join with an invite"):
-        load(tmp_path / "p")
-    (tmp_path / "p" / "run.json").write_text('{"run": "../x", "enrol_addresses": [], "session_addresses": []}')
-    with pytest.raises(IdentityError, match="names no run"):
-        load(tmp_path / "p")
+    if name == "run.json" and content is None:
+        return  # then it holds no credentials at all
+    (tmp_path / "p" / name).unlink()
+    if content is not None:
+        (tmp_path / "p" / name).write_bytes(content)
+        (tmp_path / "p" / name).chmod(0o600)
+    with pytest.raises(IdentityError, match=rf"{re.escape(name)}.* — remove the directory and join with an invite"):
+        await come_in(tmp_path / "p", None)
 
 
 async def test_a_certificate_is_due_when_two_thirds_of_its_life_are_over(tmp_path: Path) -> None:

@@ -174,6 +174,7 @@ def test_a_second_daemon_cannot_open_the_vault(vault: Vault) -> None:
     [
         ("vault.json", b"{"),
         ("vault.json", b'{"format": 1}'),
+        ("vault.json", b"[1]"),
         ("control", b"short"),
         ("theta.f32", b"\x00" * (4 * VALUES - 1)),
         ("entries/1.json", b"[]"),

@@ -290,6 +290,33 @@ def test_the_public_names_are_there_and_loaded_late() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, a file that is always full")
+def test_nobody_reading_along_is_no_reason_to_stop_working(tmp_path: Path) -> None:
+    """The narration of a peer or a coordinator goes to a full disk, and to a pipe that nobody reads."""
+    script = (
+        "import logging, sys\n"
+        "from shoal import cli, narration\n"
+        "def work(words, prog_name, standalone_mode):\n"
+        "    for i in range(3):\n"
+        "        logging.getLogger('shoal.peer').info('line %d', i)\n"
+        "        narration.write('seen', sys.stdout)\n"
+        "    open(sys.argv[1], 'w').write('worked')\n"
+        "    return 0\n"
+        "cli.app = work\n"
+        "cli.main([])\n"
+    )
+    done = tmp_path / "done"
+    with open("/dev/full", "wb") as full:
+        reader, writer = os.pipe()
+        os.close(reader)
+        for stream in (full.fileno(), writer):
+            ended = subprocess.run([sys.executable, "-c", script, str(done)], stdout=stream, stderr=stream, timeout=60)
+            assert ended.returncode == 0
+            assert done.read_text() == "worked"
+            done.unlink()
+        os.close(writer)
+
+
 def test_strangers_cannot_steer_the_terminal() -> None:
     assert narration.printable("a\x1b[2Jb\r\nc") == "a\ufffd[2Jb\ufffd\ufffdc"
 
