@@ -283,10 +283,11 @@ async def _point_out(context: Any) -> None:
 
 @contextlib.contextmanager
 def _signals(stop: asyncio.Event) -> Any:
-    """SIGINT and SIGTERM set `stop`, where this is possible (the main thread of a POSIX process)."""
+    """SIGINT, SIGTERM and a closed terminal set `stop`, where this is possible (the main thread of a POSIX process)."""
     loop = asyncio.get_running_loop()
     taken = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    hangup = [signal.SIGHUP] if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    for number in (signal.SIGINT, signal.SIGTERM, *hangup):
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
             loop.add_signal_handler(number, stop.set)
             taken.append(number)

@@ -207,6 +207,8 @@ class Daemon:
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError):
                 loop.add_signal_handler(number, self._interrupted)
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self._ask_to_leave)  # the terminal was closed; it may say so twice
         port = await self._plane.listen(self._settings.listen) if self._settings.listen else 0
         engine = self._engine = Engine(self._introduction(port), self._find_vault())
         self._linking = self._supervise(self._link.run())
@@ -239,14 +241,20 @@ class Daemon:
 
     def _interrupted(self) -> None:
         """Ctrl-C: the first one leaves in good order, the second at once."""
-        if self._leave_by is None:
-            self._leave_by = time.monotonic() + LEAVE_WITHIN_S
-            self._emit(LeaveAsked())
+        if self._ask_to_leave():
             return
         if (trainer := self._host.pid) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(trainer, signal.SIGKILL)
         os._exit(EXIT_INTERRUPTED)  # like a crash: the local copy stays where the next start finds it
+
+    def _ask_to_leave(self) -> bool:
+        """Begin to leave in good order. Whether that is new."""
+        if self._leave_by is not None:
+            return False
+        self._leave_by = time.monotonic() + LEAVE_WITHIN_S
+        self._emit(LeaveAsked())
+        return True
 
     # --- events in, effects out -------------------------------------------------------------------------------------------------
 

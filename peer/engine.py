@@ -655,6 +655,7 @@ class Engine:
     def _exported(self, where: str, now: float) -> None:
         self._emit(Tell(f"the model is in {where}"))
         self._exporting = False
+        self.waiting_for = ""
         self._said_goodbye = True
         assert self._finish is not None
         self.copy_is_needed = not self._finish.run_is_over
@@ -933,6 +934,8 @@ class Engine:
             self._wrap_up()
         elif self.version != NO_VERSION and self._trainer:
             self._exporting = True
+            self.waiting_for = "the trainer to write the model"
+            self._emit(Tell(f"writing the model of version {self.version}"))
             self._emit(Export(self.version))
         elif self._finish.version == NO_VERSION:
             self._said_goodbye = True

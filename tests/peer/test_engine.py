@@ -939,8 +939,10 @@ def test_an_evaluation_of_a_version_to_come_waits_for_it() -> None:
 
 def test_at_the_end_the_model_is_written_before_goodbye() -> None:
     desk = Desk.member(version=3)
-    assert desk.hears(Finish(3, "all tokens are trained")) == [Export(3)]
+    assert desk.hears(Finish(3, "all tokens are trained")) == [Tell("writing the model of version 3"), Export(3)]
+    assert desk.engine.waiting_for == "the trainer to write the model"
     desk.feed(Exported("/models/x"))
+    assert desk.engine.waiting_for == ""
     assert desk.done == [Tell("the model is in /models/x"), Say(1, 1, Goodbye("the run is over"))]
     assert desk.hears(Dismissed("left: the run is over", may_return=False)) == [Exit(EXIT_DONE, "left the run")]
 

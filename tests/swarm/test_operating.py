@@ -152,6 +152,20 @@ def test_ctrl_c_leaves_in_every_phase_before_training(swarms: Swarms, moment: st
     swarm.wait_for(lambda: not members(swarm), 5, "the coordinator to see it leave")
 
 
+def test_a_closed_terminal_is_left_in_good_order(swarms: Swarms) -> None:
+    swarm = swarms(toy_spec(LONG, peers=1, run={"min_peers": 1}))
+    swarm.start_coordinator()
+    anna = swarm.add_peer("anna")
+    swarm.wait_for(lambda: working(swarm) == {"anna"}, 60, "anna's work to be committed")
+    for _ in range(2):  # the shell says it, and the kernel
+        os.kill(anna.pid, signal.SIGHUP)
+    assert anna.wait(10) == 0
+    assert "its local copy is kept in" in anna.log.read_text()
+    assert swarm.coordinator is not None
+    os.kill(swarm.coordinator.pid, signal.SIGHUP)
+    assert swarm.coordinator.wait(10) == 0
+
+
 def test_ctrl_c_with_a_frozen_trainer_leaves_within_five_seconds(swarms: Swarms) -> None:
     swarm = swarms(toy_spec(LONG, peers=1, run={"min_peers": 1}))
     swarm.start_coordinator()
