@@ -8,6 +8,7 @@ is kept in the directory, so that a coordinator that is started again is where i
     admin/           the operator's credential, in the form that `shoal admin` reads
     settings.json    where the coordinator listens, and under which addresses others find it
     run.toml         the run spec, for people; what counts is in the journal
+    invite.txt       the first invite
 
 Neighbours: `server` serves such a directory.
 """
@@ -91,6 +92,11 @@ class RunDirectory:
         return self.root / "run.toml"
 
     @property
+    def invite(self) -> Path:
+        """The first invite, as a line."""
+        return self.root / "invite.txt"
+
+    @property
     def _settings(self) -> Path:
         return self.root / "settings.json"
 
@@ -111,9 +117,16 @@ class RunDirectory:
 
 
 def init(
-    directory: Path | str, spec: RunSpec, *, listen: str = LISTEN, enrol_listen: str = ENROL_LISTEN, advertise: str = ""
+    directory: Path | str,
+    spec: RunSpec,
+    *,
+    listen: str = LISTEN,
+    enrol_listen: str = ENROL_LISTEN,
+    advertise: str = "",
+    uses: int = FIRST_USES,
+    hours: float = FIRST_HOURS,
 ) -> Invite:
-    """Make the directory of a new run; returns an invite for 10 peers within 24 hours. Raises ShoalError.
+    """Make the directory of a new run; returns its first invite, for `uses` peers within `hours`. Raises ShoalError.
 
     Port 0 means any free one, chosen now and kept. `advertise` says how others reach this machine: names or addresses, several
     separated by commas, each with a port when a router maps it (that of sessions; enrolment's is the next one). Default: found out.
@@ -128,7 +141,7 @@ def init(
     building = root.with_name(f".{root.name}.{secrets.token_hex(4)}")
     try:
         building.mkdir(parents=True, mode=0o700)
-        invite = _build(RunDirectory(building), spec, settings, addresses)
+        invite = _build(RunDirectory(building), spec, settings, addresses, uses, hours)
         if root.exists():
             root.rmdir()
         os.replace(building, root)
@@ -149,16 +162,17 @@ def write_admin_credential(directory: RunDirectory, authority: Authority, addres
     write_whole(directory.admin / "run.json", json.dumps(known, indent=2).encode())
 
 
-def _build(directory: RunDirectory, spec: RunSpec, settings: Settings, addresses: Addresses) -> Invite:
+def _build(directory: RunDirectory, spec: RunSpec, settings: Settings, addresses: Addresses, uses: int, hours: float) -> Invite:
     authority = Authority.create(directory.authority, spec.run.name)
     write_admin_credential(directory, authority, addresses)
     directory.spec.write_text(example_toml(spec), encoding="utf-8")
     journal = Journal.open(journal_url(directory.journal))
     try:
         journal.append([RunCreated(spec.run.name, spec.to_json())])
-        invite = Registry(authority, journal, addresses).invite(FIRST_USES, FIRST_HOURS, "init")
+        invite = Registry(authority, journal, addresses).invite(uses, hours, "init")
     finally:
         journal.close()
+    write_whole(directory.invite, f"{invite.line()}\n".encode())
     directory.save_settings(settings)
     return invite
 

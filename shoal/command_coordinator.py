@@ -16,12 +16,17 @@ app = typer.Typer(help="Make a run and serve it.")
 
 THE_RUN = "The run"
 ADDRESSES = "Addresses"
+INVITE = "First invite"
 
 
 def _flag(text: str, default: object = None, **more: Any) -> Any:
     """A setting of the run: None unless it is given, so that a flag can be told from a default."""
     shown = f"{text} (default {default})" if default is not None else text
     return typer.Option(help=shown, show_default=False, rich_help_panel=THE_RUN, **more)
+
+
+def _invite(text: str, metavar: str, least: float, most: float) -> Any:
+    return typer.Option(help=text, metavar=metavar, min=least, max=most, rich_help_panel=INVITE)
 
 
 @app.command()
@@ -65,16 +70,22 @@ def init(
             rich_help_panel=ADDRESSES,
         ),
     ] = "",
+    invite_uses: Annotated[int, _invite("How many peers may enrol with the first invite.", "N", 1, 100_000)] = 10,
+    invite_hours: Annotated[float, _invite("How long it may be used.", "X", 0.01, 87_600)] = 24.0,
+    if_missing: Annotated[bool, typer.Option("--if-missing", help="Leave a run that DIR holds already as it is.")] = False,
 ) -> None:
     """Make a run: its keys, its run spec, its journal. Prints an invite for peers and the next command."""
-    from shoal import runplan
+    from shoal import rundirs, runplan
     from shoal.failures import SettingsError
     from shoal.protocol.names import is_run_name
-    from shoal.rundirs import normal
 
     if more_files and not data:
         raise SettingsError(f"unexpected argument {more_files[0]}", "data files follow --data")
-    directory = normal(directory)
+    directory = rundirs.normal(directory)
+    if if_missing and rundirs.is_run(directory):
+        typer.echo(f"{directory} holds a run; it stays as it is, whatever the other options say", err=True)
+        rundirs.remember(directory)
+        return
     own_name = directory.name if spec is None and is_run_name(directory.name) else None
     flags: dict[str, dict[str, Any]] = {
         "run": {"name": name or own_name, "min_peers": min_peers, "total_tokens": tokens, "seed": seed},
@@ -91,30 +102,31 @@ def init(
         if doubled:
             raise SettingsError(f"--spec and the flag for {doubled[0]} both set the run", f"put it into {spec}, or give no --spec")
         plan = runplan.from_file(spec, files, rounds, peers)
-    _create(directory, plan, listen, enrol_listen, advertise)
 
-
-def _create(directory: Path, plan: RunPlan, listen: str, enrol_listen: str, advertise: str) -> None:
-    from shoal import rundirs
     from shoal.coordinator.setup import init as make
-    from shoal.protocol.files import write_whole
 
-    invite = make(directory, plan.spec, listen=listen, enrol_listen=enrol_listen, advertise=advertise)
-    write_whole(directory / rundirs.INVITE_FILE, f"{invite.line()}\n".encode())
+    invite = make(
+        directory,
+        plan.spec,
+        listen=listen,
+        enrol_listen=enrol_listen,
+        advertise=advertise,
+        uses=invite_uses,
+        hours=invite_hours,
+    )
     rundirs.remember(directory)
     for remark in plan.remarks:
         typer.echo(remark, err=True)
-    for line in summary(directory, plan, invite.line()):
+    for line in summary(directory, plan, invite.line(), f"{invite_uses} uses within {invite_hours:g} hours"):
         typer.echo(line)
 
 
-def summary(directory: Path, plan: RunPlan, invite: str) -> list[str]:
-    """What an operator should know after `init`, and the next commands."""
-    from shoal import rundirs
-    from shoal.coordinator.setup import FIRST_HOURS, FIRST_USES
+def summary(directory: Path, plan: RunPlan, invite: str, terms: str) -> list[str]:
+    """What an operator should know after `init`, and the next commands. `terms` says how long and how often the invite is good."""
+    from shoal.coordinator.setup import RunDirectory
     from shoal.panel import amount
 
-    spec = plan.spec
+    spec, place = plan.spec, RunDirectory(directory)
     words = ["shoal", "peer", "join"]
     if spec.data.source == "files":
         words += ["--data", "."]
@@ -125,13 +137,13 @@ def summary(directory: Path, plan: RunPlan, invite: str) -> list[str]:
         f"run {spec.run.name!r} is made in {directory}",
         f"  {amount(spec.run.total_tokens)} tokens: about {plan.rounds} rounds of {spec.train.steps} steps with {plan.peers} "
         f"peer{'s' if plan.peers > 1 else ''}; it waits while there are fewer than {spec.run.min_peers}",
-        f"  every setting, with what it means, is in {directory / rundirs.SPEC_FILE} (it is fixed now)",
+        f"  every setting, with what it means, is in {place.spec} (it is fixed now)",
         "",
         "start the coordinator:",
         f"  shoal coordinator serve {shlex.quote(str(directory))}",
         "",
-        f"whoever shall join runs this line{where} ({FIRST_USES} uses within {FIRST_HOURS:g} hours;",
-        f"more with `shoal admin invite`; the invite is in {directory / rundirs.INVITE_FILE}, too, and join takes that file):",
+        f"whoever shall join runs this line{where} ({terms};",
+        f"more with `shoal admin invite`; the invite is in {place.invite}, too, and join takes that file):",
         f"  {' '.join(words)} {invite}",
     ]
 

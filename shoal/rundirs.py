@@ -11,7 +11,6 @@ from pathlib import Path
 from shoal.failures import SettingsError
 
 SPEC_FILE = "run.toml"
-INVITE_FILE = "invite.txt"
 _LAST = "last-run"
 
 
@@ -36,18 +35,19 @@ def find(given: Path | None) -> Path:
     """The coordinator directory to use: the given one, else the current directory, else the last one made here."""
     if given is not None:
         given = normal(given)
-        if not _is_run(given):
+        if not is_run(given):
             raise SettingsError(f"{given} is not a coordinator directory", f"make one with `shoal coordinator init {given}`")
         return given
-    if _is_run(Path.cwd()):
+    if is_run(Path.cwd()):
         return Path.cwd()
     last = _last()
-    if last is not None and _is_run(last):
+    if last is not None and is_run(last):
         return last
     raise SettingsError("no coordinator directory here and none was made on this machine", "name it with --dir DIR")
 
 
-def _is_run(directory: Path) -> bool:
+def is_run(directory: Path) -> bool:
+    """Whether this is a coordinator directory."""
     return (directory / SPEC_FILE).is_file()
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +22,7 @@ from shoal.protocol.invites import parse
 from shoal.protocol.spec import RunSpec
 
 SPEC = RunSpec.of(run={"name": "demo", "total_tokens": 1000})
-LOOPBACK = {"listen": "127.0.0.1:0", "enrol_listen": "127.0.0.1:0"}
+LOOPBACK: dict[str, Any] = {"listen": "127.0.0.1:0", "enrol_listen": "127.0.0.1:0"}
 
 
 def test_a_new_run_has_its_spec_its_operator_and_an_invite_that_survives_a_line(tmp_path: Path) -> None:
@@ -37,6 +40,21 @@ def test_a_new_run_has_its_spec_its_operator_and_an_invite_that_survives_a_line(
     assert operator.credential.owner.rights == {"admin"}
     assert operator.session_addresses == invite.session_addresses
     assert RunSpec.load(place.spec) == SPEC
+
+
+def test_the_first_invite_is_good_for_as_many_as_init_was_told_and_lies_in_the_directory(tmp_path: Path) -> None:
+    invite = init(tmp_path / "run", SPEC, **LOOPBACK, uses=2, hours=48.0)
+    place = RunDirectory(tmp_path / "run")
+    assert place.invite.read_text() == f"{invite.line()}\n"
+    assert place.invite.stat().st_mode & 0o077 == 0
+    journal = Journal.open(journal_url(place.journal))
+    for number in range(2):
+        journal.enrol(f"peer{number}", invite.token, frozenset({"peer"}))
+    with pytest.raises(ShoalError, match="used up"):
+        journal.enrol("third", invite.token, frozenset({"peer"}))
+    journal.close()
+    with contextlib.closing(sqlite3.connect(place.journal)) as rows:
+        assert rows.execute("SELECT expires_at - made_at FROM invites").fetchone() == (48 * 3600.0,)
 
 
 def test_a_port_of_0_becomes_a_real_one_that_is_kept(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal import cli, narration
+from shoal import cli, narration, rundirs
 from shoal.command_coordinator import summary
 from shoal.command_peer import invite_line
 from shoal.coordinator.setup import init
@@ -179,6 +179,31 @@ def test_an_init_directory_that_is_in_use_is_refused(tmp_path: Path, capsys: pyt
     assert (tmp_path / "precious").read_text() == "keep me"
 
 
+def test_init_if_missing_makes_a_run_once_and_then_leaves_it_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    anywhere = ["--listen", "127.0.0.1:0", "--enrol-listen", "127.0.0.1:0"]
+    words = ["coordinator", "init", str(tmp_path / "run"), "--if-missing", *anywhere]
+    assert cli.run([*words, "--invite-uses", "3", "--invite-hours", "48"], verbose=False) == 0
+    assert "(3 uses within 48 hours;" in capsys.readouterr().out
+    made = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert cli.run(["coordinator", "init", str(tmp_path / "other"), *anywhere], verbose=False) == 0
+    assert rundirs.find(None) == tmp_path / "other"
+    capsys.readouterr()
+    assert cli.run([*words, "--width", "128"], verbose=False) == 0
+    said = capsys.readouterr()
+    assert "stays as it is" in said.err
+    assert said.out == ""
+    assert made == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert rundirs.find(None) == tmp_path / "run", "the run that was asked for is the one that commands mean"
+
+
+def test_init_if_missing_still_refuses_a_directory_with_something_else_in_it(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("keep me")
+    assert cli.run(["coordinator", "init", str(tmp_path), "--if-missing"], verbose=False) == 5
+
+
 def test_the_defaults_that_the_flags_show_are_those_of_the_run_spec(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,13 +241,14 @@ def test_what_init_prints_for_others_says_nothing_of_this_machine(tmp_path: Path
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("text " * 100)
     plan = from_flags({}, [tmp_path / "x" / ".." / "a.txt", tmp_path / "b.txt"], 300, None)
-    lines = summary(Path("my run"), plan, "INVITE")
+    lines = summary(Path("my run"), plan, "INVITE", "3 uses within 24 hours")
     assert lines[-1] == "  shoal peer join --data . INVITE"
     assert any("in a directory with a.txt and b.txt" in line for line in lines)
     assert "  shoal coordinator serve 'my run'" in lines
+    assert any("(3 uses within 24 hours;" in line for line in lines)
     assert not any(str(tmp_path) in line for line in lines)
     own = from_flags({"model": {"kind": "factory", "factory": "bytegru.models:task"}}, [], 300, None)
-    assert summary(Path("run"), own, "INVITE")[-1] == "  shoal peer join --allow bytegru INVITE"
+    assert summary(Path("run"), own, "INVITE", "one use")[-1] == "  shoal peer join --allow bytegru INVITE"
 
 
 @pytest.mark.parametrize(
