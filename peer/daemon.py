@@ -23,7 +23,7 @@ import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from shoal.peer.attach import STOP_WITHIN_S, HostCallbacks, TrainerHost, Trainer
 from shoal.peer.bulk import BulkPlane
 from shoal.peer.device import device_named
 from shoal.peer.engine import Engine, Introduction, Kept
-from shoal.peer.enrol import Keeper, come_in, enrolled_in
+from shoal.peer.enrol import Credentials, Keeper, come_in, enrolled_in
 from shoal.peer.events import (
     BuildState,
     DropPending,
@@ -60,6 +60,7 @@ from shoal.peer.events import (
 )
 from shoal.peer.packer import Packer
 from shoal.peer.session import GrpcDial, SessionLink
+from shoal.peer.shifts import Shifts, end_of_shift, patiently, rest
 from shoal.peer.slots import Slot, runs, take_directory, take_slot
 from shoal.peer.vault import Vault, VaultBusyError, VaultError, copy_whole, log_bytes, shared_memory_directory
 from shoal.peer.workers import Workers, settle_daemon_process
@@ -76,6 +77,8 @@ LAST_WORDS_S = 1.0
 """How long what was said to the coordinator may take to be sent when the daemon ends."""
 LEAVE_WITHIN_S = 4.0
 """By when a trainer that does not end is killed after Ctrl-C, which shall take 5 s in all."""
+REST_PATIENCE_S = 120.0
+"""How long a rest may be put off by the round in hand."""
 EXIT_INTERRUPTED = 130
 LAST_COPY = "last-copy"
 """Where, beside its identity, the last member to leave keeps its local copy. It stays until a later leave: shared memory may be
@@ -102,6 +105,8 @@ class PeerSettings:
     micro_batch: int = 0
     nice: int = 0
     """How much the trainer stands back for the machine's other programs."""
+    shifts: Shifts = field(default_factory=Shifts)
+    """When this machine works."""
 
 
 @dataclass(frozen=True)
@@ -121,20 +126,64 @@ class PeerProgress:
 
 
 async def run_peer(settings: PeerSettings, watch: Callable[[PeerProgress], None]) -> int:
-    """Join a run and stay until it ends or the volunteer leaves. Returns 0, or raises ShoalError with the one line to show."""
+    """Join a run and stay until it ends or the volunteer leaves, with rests in between. Returns 0, or raises ShoalError with the
+    one line to show."""
     settle_daemon_process()
     allow_many_open_files()
     watch(PeerProgress("joining"))
+    if settings.shifts.spare_battery and settings.shifts.battery() is None:
+        LOG.warning("this machine has no battery that it can tell of: --pause-on-battery changes nothing")
     slot, invite = _take_identity(settings)
     try:
-        keeper = Keeper(await come_in(slot.directory, invite), LOG.info)
-        daemon = Daemon(settings, slot, keeper, watch)
-        try:
-            return await daemon.run()
-        finally:
-            await daemon.close()
+        credentials = await come_in(slot.directory, invite)
+        while (code := await _work(settings, slot, credentials, watch)) is None:
+            resting = _Resting(watch)
+            if not await rest(settings.shifts, resting.show):
+                return 0
+            LOG.info("this peer goes back to work")
+            watch(PeerProgress("joining"))
+
+            async def come_back() -> None:
+                nonlocal credentials
+                credentials = await come_in(slot.directory, None)
+
+            if not await patiently(come_back, UnreachableError, LOG.warning):
+                return 0
+        return code
     finally:
         slot.release()
+
+
+async def _work(settings: PeerSettings, slot: Slot, credentials: Credentials, watch: Callable[[PeerProgress], None]) -> int | None:
+    """Take part until the run ends or the volunteer leaves: the exit code; or until it is time to rest: None."""
+    if settings.shifts.rest():
+        return None
+    daemon = Daemon(settings, slot, Keeper(credentials, LOG.info), watch)
+    timekeeper = asyncio.create_task(end_of_shift(settings.shifts, daemon.may_rest, daemon.rest))
+    try:
+        code = await daemon.run()
+        return None if daemon.rests else code
+    finally:
+        timekeeper.cancel()
+        await asyncio.gather(timekeeper, return_exceptions=True)
+        await daemon.close()
+
+
+class _Resting:
+    """Shows a rest: a sentence when its reason changes, and the view all the time."""
+
+    def __init__(self, watch: Callable[[PeerProgress], None]) -> None:
+        self._watch = watch
+        self._said = ""
+        self._since = time.monotonic()
+
+    def show(self, why: str) -> None:
+        """This is why the peer rests now."""
+        until = why.partition(": ")[2]
+        if until != self._said:
+            self._said = until
+            LOG.info(why)
+        self._watch(PeerProgress("resting", waiting_for=why, waiting_s=time.monotonic() - self._since))
 
 
 def _take_identity(settings: PeerSettings) -> tuple[Slot, Invite | None]:
@@ -177,6 +226,7 @@ class Daemon:
         self._session = NO_SESSION
         self._dropping = False
         self._leave_by: float | None = None
+        self._resting = False
         self._linking: asyncio.Task[None] | None = None
         self._bits_per_byte = 0.0
         self._waiting = ("", 0.0)
@@ -238,6 +288,21 @@ class Daemon:
         elif gone:
             shutil.rmtree(self._last_copy, ignore_errors=True)
         self._vault.close(remove=gone)
+
+    @property
+    def rests(self) -> bool:
+        """Whether this daemon ends because it is time to rest, and the volunteer did not say leave meanwhile."""
+        return self._resting and self._leave_by is None
+
+    def may_rest(self) -> bool:
+        """Whether nothing speaks against a rest: what ends by itself is left to it."""
+        return self._engine is not None and self._engine.phase not in ("leaving", "finishing") and not self._over.done()
+
+    def rest(self, why: str) -> None:
+        """Finish the round in hand and leave, for now."""
+        LOG.info(why)
+        self._resting = True
+        self._emit(LeaveAsked("its machine rests", REST_PATIENCE_S))
 
     def _interrupted(self) -> None:
         """Ctrl-C: the first one leaves in good order, the second at once."""

@@ -217,6 +217,7 @@ class Engine:
         self._finish: Finish | None = None
         self._exporting = False
         self._said_goodbye = False
+        self._leaving = LeaveAsked()
         self._goodbye_at: float | None = None
         self._leave_at: float | None = None
         self._exited = False
@@ -243,7 +244,7 @@ class Engine:
             case TimePassed():
                 pass
             case LeaveAsked():
-                self._leave(now)
+                self._leave(event, now)
             case TrainerAttached(layout, data):
                 self._trainer, self.layout, self._data = True, layout, data
             case TrainerLost(reason):
@@ -823,9 +824,9 @@ class Engine:
             self._locate_at, self._located = None, False
         if self.reduction is not None and now >= self.reduction.deadline:
             self._reduce_all(late=True)
-        if self._goodbye_at is not None and (self.reduction is None or now >= self._goodbye_at):
+        if self._goodbye_at is not None and (now >= self._goodbye_at or not self._has_work_to_finish()):
             self._goodbye_at = None
-            self._say(Goodbye("the volunteer left"))
+            self._say(Goodbye(self._leaving.reason))
         if self._leave_at is not None and now >= self._leave_at:
             unwritten = "; the model was not written, the trainer took too long" if self._exporting else ""
             self._exit(EXIT_DONE, f"left the run{unwritten}")
@@ -941,17 +942,24 @@ class Engine:
             self._said_goodbye = True
             self._say(Goodbye("the run is over"))
 
-    def _leave(self, now: float) -> None:
-        if self._leave_at is not None:
+    def _leave(self, asked: LeaveAsked, now: float) -> None:
+        if self._leave_at is not None and (asked.patience_s or not self._leaving.patience_s):
             self._exit(EXIT_DONE, "left at once")
             return
-        self._leave_at = now + LEAVE_S
+        first, self._leaving = self._leave_at is None, asked
+        self._leave_at = now + asked.patience_s + LEAVE_S
         if not self.welcomed:
             self._exit(EXIT_DONE, "left the run")
             return
-        self._emit(Tell("leaving: handing back the lease"))
+        self._emit(Tell("leaving: finishing this round first" if asked.patience_s else "leaving: handing back the lease"))
         self._wrap_up()
-        self._goodbye_at = now + FINISH_ROUND_S
+        if first or self._goodbye_at is not None:
+            self._goodbye_at = now + (asked.patience_s or FINISH_ROUND_S)
+
+    def _has_work_to_finish(self) -> bool:
+        """Whether whoever leaves waits for the round in hand."""
+        in_hand = self.training is not None or self.published is not None
+        return self.reduction is not None or (in_hand and self._leaving.patience_s > 0)
 
     def _exit(self, code: int, reason: str, fix: str = "") -> None:
         if not self._exited:

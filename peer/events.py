@@ -42,7 +42,14 @@ class TimePassed:
 
 @dataclass(frozen=True)
 class LeaveAsked:
-    """The volunteer wants to leave (Ctrl-C, SIGTERM)."""
+    """The volunteer wants to leave (Ctrl-C, SIGTERM), or the machine's time to rest has come.
+
+    With patience the work in hand is published as it is and its round finished first, for so long at most; without it only a round
+    that is being reduced is, and for a moment.
+    """
+
+    reason: str = "the volunteer left"
+    patience_s: float = 0.0
 
 
 # --- the trainer ----------------------------------------------------------------------------------------------------------------

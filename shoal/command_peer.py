@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.failures import SettingsError
+
+if TYPE_CHECKING:
+    from shoal.peer.shifts import Shifts
 
 PREFIX = "shoal-invite-"
 
@@ -60,6 +63,17 @@ def join(
             metavar="N", help="How much training stands back for other programs here: 0 not at all, 19 most.", min=0, max=19
         ),
     ] = 10,
+    hours: Annotated[
+        str,
+        typer.Option(
+            metavar="FROM-TO",
+            help="Work in these hours of the day only, local time: 22-7, or 22:30-6:45. Rests, and says so, in the others.",
+            show_default=False,
+        ),
+    ] = "",
+    pause_on_battery: Annotated[
+        bool, typer.Option("--pause-on-battery", help="Rest while this machine runs on its battery.")
+    ] = False,
     allow: Annotated[
         list[str] | None,
         typer.Option(
@@ -107,6 +121,7 @@ def join(
         )
     if advertise and not listen:
         raise SettingsError("--advertise names an address, but --listen '' accepts no connections", "drop one of the two")
+    shifts = _shifts(hours, pause_on_battery)
     line = invite_line(invite or ())
     if device not in ("auto", "cpu"):
         from shoal.peer.device import device_named
@@ -128,10 +143,51 @@ def join(
         name=name or _host_name(),
         micro_batch=micro_batch,
         nice=nice,
+        shifts=shifts,
     )
     with panel.open_view(_title(settings.name, line, settings.state_dir)) as view:
         code = asyncio.run(run_peer(settings, view.watch))
     raise typer.Exit(code)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def service(
+    context: typer.Context,
+    system: Annotated[
+        bool, typer.Option("--system", help="A unit of the machine, which runs as this user, instead of one of this user's own.")
+    ] = False,
+    unit: Annotated[str, typer.Option(metavar="NAME", help="Name of the unit.")] = "shoal-peer",
+) -> None:
+    """Print a systemd unit that joins with the machine's start. Takes the options of `shoal peer join`, and the invite as a
+    file."""
+    from shoal import service as units
+    from shoal.protocol.names import is_run_name
+
+    if not is_run_name(unit):
+        raise SettingsError(f"--unit {unit!r} is not a name", "use letters, digits and hyphens")
+    words = units.absolute(context.args)
+    command = typer.main.get_command(app).commands["join"]  # type: ignore[attr-defined]
+    with command.make_context(
+        "join", list(words), parent=context.parent
+    ) as parsed:  # what join would not take is refused here, in the same words
+        given = parsed.params["invite"] or ()
+    if given:
+        if invite_line(given) == "".join(given):
+            raise SettingsError(
+                "every user of this machine can read a unit, so the invite does not belong there",
+                "keep it in a file that only you can read, and name the file",
+            )
+        words = [str(Path(word).expanduser().absolute()) if word == given[0] else word for word in words]
+    typer.echo(units.unit(words, unit, system), nl=False)
+
+
+def _shifts(hours: str, pause_on_battery: bool) -> Shifts:
+    from shoal.peer.shifts import Hours, Shifts
+
+    try:
+        return Shifts(Hours.parse(hours) if hours else None, pause_on_battery)
+    except ValueError as error:
+        raise SettingsError(f"--hours {hours}: {error}", "write when to begin and when to end, like 22-7 or 22:30-6:45") from error
 
 
 def invite_line(words: Sequence[str]) -> str | None:

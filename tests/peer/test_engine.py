@@ -1079,6 +1079,58 @@ def test_a_second_leave_leaves_at_once() -> None:
     assert desk.feed(LeaveAsked()) == [Exit(EXIT_DONE, "left at once")]
 
 
+RESTS = LeaveAsked("its hours are over", 60.0)
+
+
+def test_who_leaves_with_patience_publishes_what_it_has_and_sees_its_round_through() -> None:
+    desk = Desk.member()
+    desk.hears(opened(0, 0))
+    desk.feed(RESTS)
+    assert kinds(desk.done) == ["Tell", "WrapUp"]
+    desk.publishes(0, trained=1)
+    assert [ready.samples for ready in desk.said(Ready)] == [1]
+    desk.wait(LEAVE_S + 1)
+    assert not desk.said(Goodbye)
+    desk.hears(plan(0, 0))
+    desk.reduces(0)
+    desk.collects(0)
+    assert not desk.said(Goodbye)
+    desk.hears(commit(1, 0))
+    desk.feed(EntryApplied(1))
+    assert desk.said(Goodbye) == [Goodbye("its hours are over")]
+    assert not [effect for effect in desk.hears(opened(1, 1)) if isinstance(effect, Train)]
+    assert desk.hears(Dismissed("left", may_return=False)) == [Exit(EXIT_DONE, "left the run")]
+
+
+def test_patience_with_a_round_ends() -> None:
+    desk = Desk.member()
+    desk.hears(opened(0, 0))
+    desk.feed(RESTS)
+    desk.wait(59.9)
+    assert not desk.said(Goodbye)
+    desk.wait(0.1)
+    assert desk.said(Goodbye) == [Goodbye("its hours are over")]
+    desk.wait(LEAVE_S)
+    assert desk.did(Exit) == [Exit(EXIT_DONE, "left the run")]
+
+
+def test_ctrl_c_ends_the_patience_but_still_in_good_order() -> None:
+    desk = Desk.holding()
+    desk.feed(RESTS)
+    desk.wait(1.0)
+    desk.feed(LeaveAsked())
+    desk.wait(FINISH_ROUND_S)
+    assert desk.said(Goodbye) == [Goodbye("the volunteer left")]
+    assert desk.feed(LeaveAsked()) == [Exit(EXIT_DONE, "left at once")]
+
+
+def test_who_has_nothing_in_hand_rests_at_once() -> None:
+    desk = Desk.member()
+    desk.feed(RESTS)
+    assert desk.said(Goodbye) == [Goodbye("its hours are over")]
+    assert "Goodbye" not in kinds([*desk.feed(LeaveAsked()), *desk.wait(FINISH_ROUND_S)])  # one is enough
+
+
 def test_who_is_not_connected_just_leaves() -> None:
     desk = Desk()
     assert desk.feed(LeaveAsked()) == [Exit(EXIT_DONE, "left the run")]

@@ -6,12 +6,13 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from shoal.coordinator.records import RoundCommitted
-from tests.swarm.toyswarm import Swarms, finish, journal_of, members, same_models, toy_spec, working
+from tests.swarm.toyswarm import Swarms, finish, journal_of, members, same_models, status, toy_spec, working
 
 pytestmark = pytest.mark.slow
 
@@ -49,3 +50,47 @@ def test_a_gpu_that_is_not_there_is_one_line_and_nobody_trains_on_the_cpu_unawar
     swarm.wait_for(lambda: working(swarm) == {"anna"}, 60, "anna's work to be committed")
     assert [peer.device for peer in members(swarm)] == ["cpu"]
     assert anna.log.read_text().count("no CUDA device here: training on the CPU") == 1
+
+
+def shifted(minutes_before: float, clock: str) -> dict[str, str]:
+    """An environment in which the local time is `clock` ("7:00"), `minutes_before` minutes from now: a zone of its own."""
+    hour, minute = map(int, clock.split(":"))
+    wanted_s = (hour * 60 + minute - minutes_before) * 60
+    utc_s = time.time() % 86_400
+    behind_s = (
+        round(utc_s - wanted_s + 43_200) % 86_400 - 43_200
+    )  # how far local time is behind UTC: POSIX counts west of Greenwich
+    sign, rest_s = ("-" if behind_s < 0 else ""), abs(behind_s)
+    return {"TZ": f"TST{sign}{rest_s // 3600}:{rest_s % 3600 // 60:02d}:{rest_s % 60:02d}"}
+
+
+def test_a_peer_works_only_in_its_hours_and_goes_and_comes_by_itself(swarms: Swarms) -> None:
+    """anna's night ends in a moment and begins again a minute later; the others train on meanwhile."""
+    swarm = swarms(toy_spec(100_000, peers=1))
+    swarm.start_coordinator()
+    swarm.add_peer("bea")
+    swarm.wait_for(lambda: working(swarm) == {"bea"}, 60, "bea's work to be committed")
+    anna = swarm.add_peer("anna", "--hours", "7:01-7:00", environment=shifted(0.5, "7:00"))
+    swarm.wait_for(lambda: len(members(swarm)) == 2, 28, "anna to join")
+    swarm.wait_for(lambda: len(members(swarm)) == 1, 60, "anna to rest")
+    log = anna.log.read_text()
+    assert "it is 07:00 here, outside --hours 07:01-07:00: this peer rests until 07:01" in log
+    assert log.count("rests until 07:01") == 1 + log.count("still waiting")
+    held = status(swarm).version
+    swarm.wait_for(lambda: status(swarm).version > held, 20, "bea to go on")
+    swarm.wait_for(lambda: "anna" in working(swarm), 100, "anna to come back")
+    assert anna.exit_code is None
+    assert "goes back to work" in anna.log.read_text()
+    anna.ask_to_leave()
+    assert anna.wait(5) == 0
+
+
+def test_a_peer_that_rests_leaves_on_ctrl_c_and_holds_no_memory(swarms: Swarms) -> None:
+    swarm = swarms(toy_spec(100_000, peers=1))
+    swarm.start_coordinator()
+    anna = swarm.add_peer("anna", "--hours", "22-7", environment=shifted(0, "12:00"))
+    swarm.wait_for(lambda: "this peer rests until 22:00" in anna.log.read_text(), 30, "anna to rest")
+    assert not members(swarm)
+    assert not list(Path("/dev/shm").glob(f"shoal-*-{swarm.spec.run.name}-*"))
+    anna.ask_to_leave()
+    assert anna.wait(5) == 0
