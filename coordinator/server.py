@@ -50,6 +50,9 @@ SERVER_LIFETIME = datetime.timedelta(days=365)
 
 LOG = logging.getLogger("shoal.coordinator")
 Say = Callable[[str, str], None]
+Ask = Callable[[AdminCommand], Awaitable[AdminReply | AdminError]]
+Beside = Callable[[Ask], contextlib.AbstractAsyncContextManager[object]]
+"""Something that runs for as long as the coordinator serves and may ask its core what an operator may ask: metrics, say."""
 Reply = TypeVar("Reply")
 
 
@@ -64,11 +67,12 @@ async def serve(
     ready: asyncio.Event | None = None,
     core: Callable[[RunSpec], Machine] = Core,
     certificate_lifetime: datetime.timedelta = CERTIFICATE_LIFETIME,
+    beside: Beside | None = None,
 ) -> None:
     """Serve the run in `directory` until SIGINT, SIGTERM or `stop`. Raises ShoalError with one clear sentence when it cannot.
 
     Addresses that are given replace the kept ones, and are kept. `say(text, level)` gets what is worth telling (default: the log);
-    `ready` is set when peers can come.
+    `ready` is set when peers can come; `beside` runs meanwhile.
     """
     say = say or _log
     place = RunDirectory(Path(directory))
@@ -83,7 +87,8 @@ async def serve(
         operators = Operators(performer, journal, registry.invite)
         sessions = Sessions(performer, registry.valid_until, say)
         broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        async with _ports(settings, authority, sessions, operators, registry, broken):
+        company = beside(lambda command: performer.ask("", command)) if beside is not None else contextlib.nullcontext()
+        async with _ports(settings, authority, sessions, operators, registry, broken), company:
             place.save_settings(settings)
             write_admin_credential(place, authority, addresses)
             say(

@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,35 @@ def member_docs(kind: type) -> dict[str, str]:
 # --- the command ----------------------------------------------------------------------------------------------------------------
 
 
+def metrics_of_a_peer() -> str:
+    """What a peer shows to Prometheus."""
+    from shoal import metrics
+
+    return metric_table((number.name, number.kind, number.labels, number.text) for number in metrics.PEER)
+
+
+def metrics_of_a_coordinator() -> str:
+    """What a coordinator shows to Prometheus."""
+    from shoal import metrics
+
+    return metric_table((number.name, number.kind, number.labels, number.text) for number in metrics.COORDINATOR)
+
+
+def metrics_of_both() -> str:
+    """What both show."""
+    from shoal import metrics
+
+    return metric_table([(metrics.LAG_NAME, "histogram", (), metrics.LAG_TEXT)])
+
+
+def metric_table(rows: Iterable[tuple[str, str, Sequence[str], str]]) -> str:
+    """Name, kind, labels, meaning."""
+    lines = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
+    for name, kind, labels, text in rows:
+        lines.append(f"| `{name}` | {kind} | {', '.join(f'`{label}`' for label in labels)} | {cell(text)} |")
+    return "\n".join(lines)
+
+
 def exit_codes() -> str:
     """What the exit code of a command means."""
     from shoal.failures import ExitCode
@@ -207,6 +236,9 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "messages-from-peer": messages_from_peer,
     "messages-from-coordinator": messages_from_coordinator,
     "round-states": round_states,
+    "metrics-of-a-peer": metrics_of_a_peer,
+    "metrics-of-a-coordinator": metrics_of_a_coordinator,
+    "metrics-of-both": metrics_of_both,
     "exit-codes": exit_codes,
     "commands": commands,
 }

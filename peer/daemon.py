@@ -23,7 +23,7 @@ import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from shoal.peer.events import (
     BuildState,
     DropPending,
     Effect,
+    EntryApplied,
     EvaluateState,
     EvaluationDone,
     Event,
@@ -50,12 +51,14 @@ from shoal.peer.events import (
     KeepSession,
     LeaveAsked,
     Progressed,
+    Published,
     Relabel,
     Say,
     StartTrainer,
     Tell,
     TimePassed,
     Train,
+    TrainerLost,
     WrapUp,
 )
 from shoal.peer.packer import Packer
@@ -110,6 +113,37 @@ class PeerSettings:
 
 
 @dataclass(frozen=True)
+class Totals:
+    """What a daemon has seen since it started (a rest starts it anew)."""
+
+    contributed: int = 0
+    """Rounds that its trainer published work for."""
+    skipped: int = 0
+    """Rounds that its trainer published nothing for."""
+    applied: int = 0
+    """Log entries."""
+    sent_bytes: int = 0
+    """For entries that were applied, at this peer's sockets, as are the next ones."""
+    received_bytes: int = 0
+    trainer_losses: int = 0
+
+    def after(self, event: Event) -> Totals:
+        """With this event counted."""
+        match event:
+            case Published(weight=0):
+                return replace(self, skipped=self.skipped + 1)
+            case Published():
+                return replace(self, contributed=self.contributed + 1)
+            case EntryApplied(_, sent, received):
+                more = (self.applied + 1, self.sent_bytes + sent, self.received_bytes + received)
+                return replace(self, applied=more[0], sent_bytes=more[1], received_bytes=more[2])
+            case TrainerLost():
+                return replace(self, trainer_losses=self.trainer_losses + 1)
+            case _:
+                return self
+
+
+@dataclass(frozen=True)
 class PeerProgress:
     """What a view shows."""
 
@@ -123,6 +157,11 @@ class PeerProgress:
     bits_per_byte: float = 0.0
     waiting_for: str = ""
     waiting_s: float = 0.0
+    run: str = ""
+    peer: str = ""
+    name: str = ""
+    software: str = ""
+    totals: Totals = field(default_factory=Totals)
 
 
 async def run_peer(settings: PeerSettings, watch: Callable[[PeerProgress], None]) -> int:
@@ -232,6 +271,7 @@ class Daemon:
         self._waiting = ("", 0.0)
         self._watched_at = 0.0
         self._progress = Progressed(0, 0.0, 0.0)
+        self._totals = Totals()
         self._workers = Workers()
         self._packer = Packer()
         self._plane = BulkPlane(self._run, keeper.credential, self._workers, self._emit)
@@ -339,6 +379,7 @@ class Daemon:
                 self._bits_per_byte = event.bits_per_byte
             elif isinstance(event, Progressed):
                 self._progress = event
+            self._totals = self._totals.after(event)
             for effect in engine.on(event, time.monotonic()):
                 await self._perform(effect)
             self._show(engine)
@@ -495,6 +536,11 @@ class Daemon:
                 self._bits_per_byte,
                 engine.waiting_for,
                 now - self._waiting[1] if engine.waiting_for else 0.0,
+                self._run,
+                self._me,
+                self._settings.name,
+                engine.me.software,
+                self._totals,
             )
         )
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.options import LOG_JSON, METRICS, TENSORBOARD, WANDB, check_address
+
 if TYPE_CHECKING:
     from shoal.runplan import RunPlan
 
@@ -163,19 +165,34 @@ def serve(
     enrol_listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Listen here for peers with an invite.", show_default=False)
     ] = "",
+    metrics: Annotated[str, METRICS] = "",
+    tensorboard: Annotated[Path | None, TENSORBOARD] = None,
+    wandb: Annotated[str, WANDB] = "",
+    log_json: Annotated[bool, LOG_JSON] = False,
     leashed: Annotated[bool, typer.Option("--leashed", hidden=True)] = False,
 ) -> None:
     """Serve a run: members, order of the log, invites. Ctrl-C stops it; peers wait and come back when it is served again."""
     import asyncio
 
-    from shoal import leash, rundirs
+    from shoal import leash, narration, observers, rundirs
 
     if leashed:
         leash.wear()
+    if log_json:
+        narration.speak_json()
+    check_address("--metrics", metrics)
     found = rundirs.find(directory)
 
     from shoal.coordinator.server import serve as run_server
     from shoal.protocol.files import allow_many_open_files
 
     allow_many_open_files()
-    asyncio.run(run_server(found, listen=listen, enrol_listen=enrol_listen))
+    wanted = observers.Wanted(metrics, tensorboard, wandb, "coordinator")
+    asyncio.run(
+        run_server(
+            found,
+            listen=listen,
+            enrol_listen=enrol_listen,
+            beside=(lambda ask: observers.of_coordinator(wanted, ask)) if wanted else None,
+        )
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.failures import SettingsError
+from shoal.options import LOG_JSON, METRICS, TENSORBOARD, WANDB, check_address
 
 if TYPE_CHECKING:
     from shoal.peer.shifts import Shifts
@@ -100,13 +101,17 @@ def join(
         str,
         typer.Option(metavar="NAME", help="What others see beside this peer's id. Default: the host's name.", show_default=False),
     ] = "",
+    metrics: Annotated[str, METRICS] = "",
+    tensorboard: Annotated[Path | None, TENSORBOARD] = None,
+    wandb: Annotated[str, WANDB] = "",
+    log_json: Annotated[bool, LOG_JSON] = False,
     leashed: Annotated[bool, typer.Option("--leashed", hidden=True)] = False,
 ) -> None:
     """Join a run and train until it ends. Ctrl-C leaves: finished work stays in the run, and `shoal peer join --data .` comes
     back."""
     import asyncio
 
-    from shoal import leash, panel
+    from shoal import leash, observers, panel
     from shoal.peer.allocator import settle_allocator
 
     settle_allocator()
@@ -119,6 +124,7 @@ def join(
         raise SettingsError(
             f"--identity {identity}: no such directory", "name the directory of an identity made by an earlier `shoal peer join`"
         )
+    check_address("--metrics", metrics)
     if advertise and not listen:
         raise SettingsError("--advertise names an address, but --listen '' accepts no connections", "drop one of the two")
     shifts = _shifts(hours, pause_on_battery)
@@ -145,8 +151,14 @@ def join(
         nice=nice,
         shifts=shifts,
     )
-    with panel.open_view(_title(settings.name, line, settings.state_dir)) as view:
-        code = asyncio.run(run_peer(settings, view.watch))
+    wanted = observers.Wanted(metrics, tensorboard, wandb, settings.name)
+    with panel.open_view(_title(settings.name, line, settings.state_dir), log_json) as view:
+
+        async def work() -> int:
+            async with observers.of_peer(wanted, view.watch) as watch:
+                return await run_peer(settings, watch)
+
+        code = asyncio.run(work())
     raise typer.Exit(code)
 
 

@@ -41,6 +41,8 @@ class LocalSwarm:
         self.run_directory = directory / "coordinator"
         self.spec = spec
         self.peer_words = tuple(peer_words)
+        self.coordinator_words: tuple[str, ...] = ()
+        """What the coordinator is started with beside what it needs."""
         self.environment = dict(environment or {})
         self.coordinator: Child | None = None
         self.peers: dict[str, Child] = {}
@@ -69,7 +71,7 @@ class LocalSwarm:
         """Start it, again if need be, and wait until it answers."""
         if self.coordinator is not None:
             self._ended.append(self.coordinator)
-        words = ("coordinator", "serve", str(self.run_directory), "--leashed")
+        words = ("coordinator", "serve", str(self.run_directory), "--leashed", *self.coordinator_words)
         self.coordinator = Child("coordinator", words, self.directory / "coordinator.log", self.environment)
         self.wait_for(self._answers, COORDINATOR_START_S, "the coordinator to answer")
         return self.coordinator

@@ -1,17 +1,21 @@
-"""What a process says while it runs: log records become plain lines, or lines above the live panel when there is one.
+"""What a process says while it runs: log records become plain lines, lines above the live panel when there is one, or JSON.
 
 Rule: the rooms speak through `logging` under the name "shoal" and never print; this module alone decides how it looks. A line
-is "HH:MM:SS text"; warnings and errors say so. Whoever listens may have gone, or log to a full disk: that never ends the work.
-Neighbours: `panel` draws what changes in place."""
+is "HH:MM:SS text"; warnings and errors say so. With `--log-json` it is one JSON object per line on standard output: `time` (UTC),
+`level`, `event` ("said", or "progress" with what `panel` would show) and `text`. Whoever listens may have gone, or log to a full
+disk: that never ends the work. Neighbours: `panel` draws what changes in place."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import json
 import logging
+import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
 LOGGER = "shoal"
@@ -29,20 +33,32 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
+def json_line(level: str, event: str, text: str, facts: Mapping[str, object] | None = None) -> str:
+    """One line of a JSON log. What JSON has no word for (a loss that is not a number) is null."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    known = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in (facts or {}).items()}
+    return json.dumps({"time": now, "level": level, "event": event, "text": text, **known}, allow_nan=False)
+
+
 class Narrator(logging.Handler):
     """Hands each record, as one line, to whoever shows lines at the moment."""
 
     def __init__(self) -> None:
         super().__init__()
         self.show: Callable[[str], None] = _to_stderr
+        self.as_json = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        text = CONTINUATION.join(printable(line) for line in record.getMessage().splitlines())
-        if record.exc_info and self.level <= logging.DEBUG:
-            text = f"{text}\n{logging.Formatter().formatException(record.exc_info)}"
+        if self.as_json:
+            line = json_line(record.levelname.lower(), "said", record.getMessage())
+        else:
+            level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+            text = CONTINUATION.join(printable(line) for line in record.getMessage().splitlines())
+            if record.exc_info and self.level <= logging.DEBUG:
+                text = f"{text}\n{logging.Formatter().formatException(record.exc_info)}"
+            line = f"{stamp()} {level}{text}"
         with contextlib.suppress(OSError, ValueError):
-            self.show(f"{stamp()} {level}{text}")
+            self.show(line)
 
 
 def write(line: str, stream: TextIO) -> None:
@@ -65,6 +81,17 @@ def finish() -> None:
 
 def _to_stderr(line: str) -> None:
     write(line, sys.stderr)
+
+
+def to_stdout(line: str) -> None:
+    """Where JSON lines go."""
+    write(line, sys.stdout)
+
+
+def speak_json() -> None:
+    """Show what the rooms say as JSON from now on."""
+    if narrator := current():
+        narrator.show, narrator.as_json = to_stdout, True
 
 
 def begin(verbose: bool) -> Narrator:

@@ -52,6 +52,10 @@ class Progress(Protocol):
     def waiting_s(self) -> float: ...
 
 
+PROGRESS = tuple(name for name in vars(Progress) if isinstance(vars(Progress)[name], property))
+"""What is known of a peer's progress, by name."""
+
+
 class View(Protocol):
     """Shows progress, and lines in between."""
 
@@ -129,7 +133,7 @@ class Lines:
     """Plain lines, for logs and pipes."""
 
     def __init__(self, write: Callable[[str], None] | None = None, now: Callable[[], float] = time.monotonic) -> None:
-        self._write = write or _to_stdout
+        self._write = write or narration.to_stdout
         self._now = now
         self._last: tuple[str, int] | None = None
         self._last_at = -SHORTEST_PAUSE_S
@@ -150,15 +154,22 @@ class Lines:
         self._last, self._last_at = moved, now
         self._waits_said += long_wait
         text = waiting(progress) if long_wait else "  ".join(f"{name} {value}" for name, value in facts(progress))
-        self.say(f"{narration.stamp()} {narration.printable(text)}")
+        self.say(self._line(text, progress))
+
+    def _line(self, text: str, progress: Progress) -> str:
+        return f"{narration.stamp()} {narration.printable(text)}"
 
     def say(self, line: str) -> None:
         """Write one line."""
         self._write(line)
 
 
-def _to_stdout(line: str) -> None:
-    narration.write(line, sys.stdout)
+class JsonLines(Lines):
+    """The same lines as JSON, with every number under its name."""
+
+    def _line(self, text: str, progress: Progress) -> str:
+        known = {name: getattr(progress, name) for name in PROGRESS}
+        return narration.json_line("info", "progress", text, known)
 
 
 class Panel:
@@ -198,12 +209,17 @@ class Panel:
 
 
 @contextmanager
-def open_view(title: str) -> Iterator[View]:
+def open_view(title: str, as_json: bool = False) -> Iterator[View]:
     """The view that fits where stdout goes; what the rooms say goes through it as long as it is open."""
     narrator = narration.current()
     before = narrator.show if narrator else None
     try:
-        if sys.stdout.isatty():
+        if as_json:
+            lines = JsonLines()
+            if narrator:
+                narrator.show, narrator.as_json = lines.say, True
+            yield lines
+        elif sys.stdout.isatty():
             from rich.console import Console
             from rich.live import Live
 
@@ -217,4 +233,4 @@ def open_view(title: str) -> Iterator[View]:
             yield Lines()
     finally:
         if narrator and before:
-            narrator.show = before
+            narrator.show, narrator.as_json = before, False

@@ -24,7 +24,7 @@ COMPRESSION = {"torch", "numpy", "zstandard"}
 OPTIM = {"torch"}
 COORDINATOR = {"sqlalchemy", "grpc", "google", "cryptography"}
 PEER = PROTOCOL | COMPRESSION | OPTIM | {"safetensors", "psutil", "platformdirs", "fsspec"}
-FRONT_DOOR = PEER | COORDINATOR | {"typer", "click", "rich"}
+FRONT_DOOR = PEER | COORDINATOR | {"typer", "click", "rich", "prometheus_client"}
 
 THIRD_PARTY = {
     "protocol": PROTOCOL,
