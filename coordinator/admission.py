@@ -6,10 +6,26 @@ Neighbour: `core` asks, and refuses in these words.
 from __future__ import annotations
 
 from shoal.coordinator.ledger import Ledger
-from shoal.protocol.messages import NO_VERSION, PROTOCOL_MAJOR, PROTOCOL_MINOR, FragmentShape, Hello, Refused, StateReady
+from shoal.protocol.messages import (
+    NO_VERSION,
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    FragmentShape,
+    Hello,
+    PeerId,
+    Refused,
+    StateReady,
+)
 
 PARTS_LIMIT = 1 << 16
 """Parts of one entry: what a message can list."""
+
+
+def why_barred(ledger: Ledger, peer: PeerId) -> Refused | None:
+    """Why this identity may not come in, whatever it says; None: it may."""
+    if peer in ledger.banned:
+        return Refused("BANNED", f"{peer[:8]} is banned from run {ledger.run}", "ask the run's operator, who can take it back")
+    return None
 
 
 def why_not(ledger: Ledger, rights: frozenset[str], hello: Hello, somebody_has_it: bool) -> Refused | None:

@@ -16,11 +16,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from shoal.coordinator import admission, views
+from shoal.coordinator import admission, expectations, naming, settings, views
 from shoal.coordinator.ballots import Ballots
 from shoal.coordinator.events import (
     Answer,
     Asked,
+    Bar,
     Close,
     Connected,
     Disconnected,
@@ -34,11 +35,16 @@ from shoal.coordinator.events import (
 )
 from shoal.coordinator.ledger import Ledger, Member, total
 from shoal.coordinator.records import (
+    DrainAsked,
     FingerprintAgreed,
     OriginBuilt,
     PauseSet,
+    PeerBanned,
     PeerEvaluated,
+    PeerKicked,
+    PeerUnbanned,
     Record,
+    Report,
     RoundAbandoned,
     RoundCommitted,
     RoundOpened,
@@ -47,8 +53,10 @@ from shoal.coordinator.records import (
     SessionEnded,
     SessionOpened,
     SessionResumed,
+    SettingChanged,
     Spent,
     TermRaised,
+    WorkReported,
 )
 from shoal.coordinator.roster import Presence, Roster, Standing
 from shoal.coordinator.rounds import Round, RoundState, plan_order
@@ -58,23 +66,30 @@ from shoal.protocol.admin import (
     AdminCommand,
     AdminError,
     AdminReply,
+    Ban,
+    Change,
     Done,
-    Events,
-    EventView,
+    Drain,
     GetEvents,
+    GetLeaderboard,
     GetPeers,
     GetRounds,
+    GetSettings,
     GetStatus,
+    Grant,
+    Kick,
     MakeInvite,
     Pause,
     Resume,
     Stop,
+    Unban,
 )
 from shoal.protocol.messages import (
     NO_SESSION,
     NO_VERSION,
     Abandoned,
     Applied,
+    Barred,
     BuildOrigin,
     CatchUp,
     Commit,
@@ -94,6 +109,7 @@ from shoal.protocol.messages import (
     Have,
     Heartbeat,
     Hello,
+    Leave,
     Locate,
     Notice,
     Open,
@@ -116,18 +132,21 @@ ABANDON_PAUSE_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Pause before the next round after so many abandoned ones in a row."""
 ASLEEP_S = 1.0
 """An event that comes this long after `wake_at` means that this process stood still: nobody was heard for want of listening."""
-EVENTS_KEPT = 200
 SILENCE_S = 5.0
 """A wait longer than this is explained to those who wait."""
 FRESH_HEARTBEATS = 1.5
 """Who was not heard for longer may be gone already: no leaver's copy is given up on its account."""
+BANS_LIMIT = 10_000
+"""Banned identities; every peer keeps the list."""
+_SINCE_MINOR: dict[type, int] = {Leave: 1, Barred: 1}
+"""Messages that peers of an older minor version do not know, and are not sent."""
 
 
 class Core:
     """The coordinator's state machine. Replay the journal, `start`, then feed events."""
 
     def __init__(self, spec: RunSpec) -> None:
-        self.spec = spec
+        self.spec = self._initial = spec
         self.ledger = Ledger()
         self.ledger.keep_entries = spec.state.keep_entries
         self.round: Round | None = None
@@ -145,7 +164,8 @@ class Core:
         self._abandoned_at, self._abandoned_why = 0.0, ""
         self._evaluating: tuple[int, int] | None = None
         self._farewell_at: float | None = None
-        self._events: list[EventView] = []
+        self._reports: dict[int, dict[int, Report]] = {}
+        """What members said of a version's cost, by session, and that is not journaled yet."""
         self._clock = 0.0
         self.stale = 0
         """Messages dropped because their session, term or round was over."""
@@ -162,6 +182,8 @@ class Core:
         if not self.ledger.run:
             raise ValueError("the journal does not start with RunCreated")
         self._journal(TermRaised(self.ledger.term + 1))
+        self.spec = settings.changed(self._initial, self.ledger.settings)
+        self._effects.append(Bar(frozenset(self.ledger.banned)))
         for session in self.ledger.members:
             self._roster.add(Presence(session, None, now, gone_at=now + self.spec.timing.lost_after_s))
         if self.ledger.undecided is not None:
@@ -274,7 +296,7 @@ class Core:
     def _hello(self, connection: int, hello: Hello, now: float) -> None:
         peer, rights = self._peers[connection]
         ledger = self.ledger
-        refusal = admission.why_not(ledger, rights, hello, self._may_be_handed_over(peer))
+        refusal = admission.why_barred(ledger, peer) or admission.why_not(ledger, rights, hello, self._may_be_handed_over(peer))
         if refusal is not None:
             return self._refuse(connection, refusal)
         member = ledger.member_of(peer)
@@ -321,6 +343,7 @@ class Core:
         presence.connection, presence.last_heard, presence.gone_at = connection, now, None
         presence.standing, presence.version = Standing.ARRIVING, hello.version
         presence.claim = (hello.version, hello.root)
+        presence.minor, presence.sent_off = hello.minor, False
         presence.complaints.clear()
         self._session_of[connection] = presence.session
 
@@ -334,6 +357,8 @@ class Core:
         )
         if self._waiting.what:
             self._send(session, self._waiting.notice())
+        if self.ledger.banned:
+            self._send(session, Barred(tuple(sorted(self.ledger.banned))))
 
     def _refuse(self, connection: int, refusal: Refused) -> None:
         self._effects.append(Send(connection, Envelope(NO_SESSION, self.ledger.term, refusal)))
@@ -374,8 +399,8 @@ class Core:
             self._send(presence.session, Finish(self.ledger.version, "you are the last member to leave", run_is_over=False))
         self._end(presence.session, f"left: {reason}" if reason else "left", now)
 
-    def _end(self, session: int, reason: str, now: float) -> None:
-        """End a membership for good."""
+    def _end(self, session: int, reason: str, now: float, may_return: bool = True) -> None:
+        """End a membership for good. `may_return`: the peer's daemon comes back by itself, unless it said goodbye."""
         presence = self._roster.remove(session)
         name = self._roster.name(session)
         peer = self.ledger.members[session].peer
@@ -385,8 +410,10 @@ class Core:
         if presence.connection is not None:
             fresh = {p.session for p in self._roster if now < p.last_heard + FRESH_HEARTBEATS * self.spec.timing.heartbeat_s}
             others_hold_it = bool(self._roster.contacts(session, among=fresh))
-            self._send_on(presence.connection, session, Dismissed(reason, not presence.goodbye, others_hold_it))
+            self._send_on(presence.connection, session, Dismissed(reason, may_return and not presence.goodbye, others_hold_it))
             self._drop_connection(presence.connection)
+        if not self._roster:
+            self._journal_reports()
         round_ = self.round
         if round_ is None:
             return
@@ -515,12 +542,19 @@ class Core:
 
     def _applied(self, presence: Presence, said: Applied) -> None:
         presence.version = max(presence.version, min(said.version, self.ledger.version))
-        for summary in reversed(self.ledger.history):
-            if summary.version == said.version:
-                summary.sent_bytes += said.sent_bytes
-                summary.train_s += said.train_s
-                summary.wait_s += said.wait_s
-                break
+        if not self.ledger.version - len(self.ledger.entries) < said.version <= self.ledger.version:
+            return
+        peer = self.ledger.members[presence.session].peer
+        reports = self._reports.setdefault(said.version, {})
+        reports.setdefault(presence.session, Report(peer, said.sent_bytes, said.received_bytes, said.train_s, said.wait_s))
+        if said.version == self.ledger.version and {p.session for p in self._roster.active()} <= reports.keys():
+            self._journal_reports()
+
+    def _journal_reports(self) -> None:
+        """What rounds cost, as far as it is known, outlives this process."""
+        for version, reports in sorted(self._reports.items()):
+            self._journal(WorkReported(version, tuple(report for _, report in sorted(reports.items()))))
+        self._reports.clear()
 
     def _fingerprint(self, presence: Presence, version: int, root: bytes) -> None:
         if version > self.ledger.version or presence.standing is not Standing.ACTIVE:
@@ -565,6 +599,7 @@ class Core:
         self._count_votes()
         if self.round is not None:
             self._advance_round(self.round, now)
+        self._send_off(now)
         if self.ledger.ended is None and self.ledger.stopping is not None and self.round is None:
             self._finish_run()
         if self.ledger.ended is not None:
@@ -646,7 +681,7 @@ class Core:
 
     def _why_too_few(self, active: int, need: int) -> Waiting:
         """Members that can train are missing: because they are still getting ready, because none has the state, or at all."""
-        here = [p for p in self._roster if p.connection is not None and not p.goodbye]
+        here = [p for p in self._roster if p.connection is not None and not (p.goodbye or p.sent_off)]
         if self.ledger.bound and not active and here and all(p.session in self._seekers for p in here):
             held = max(p.version for p in here)
             newest = f"newest here: {'none' if held < 0 else held}"
@@ -676,8 +711,16 @@ class Core:
         members = sorted(self._roster.active(), key=lambda p: ledger.members[p.session].peer)
         wants = [(p.session, max(0, quota - (total(ledger.members[p.session].lease) - p.pending))) for p in members]
         record = RoundOpened(
-            ledger.next_round, 0, 0, ledger.version, tuple(p.session for p in members), tuple(ledger.grants(wants))
+            ledger.next_round,
+            0,
+            0,
+            ledger.version,
+            tuple(p.session for p in members),
+            tuple(ledger.grants(wants)),
+            self.spec.tokens_per_round * len(members),
+            expectations.gather_s(self.spec.tokens_per_round, (p.heartbeat.tokens_per_s for p in members)),
         )
+        self._journal_reports()
         self._journal(record)
         self.round = Round(record, now)
         self._enough_since = None
@@ -886,6 +929,7 @@ class Core:
             round_.planned_at - round_.opened_at,
             round_.decided_at - round_.planned_at,
             now - round_.decided_at,
+            expectations.plan_bytes(round_.plan, ledger.origin.layout.values if ledger.origin else 0, spec),
         )
         holders = round_.complete()
         for share in round_.reducer_of.values():
@@ -983,11 +1027,17 @@ class Core:
                 return views.peers(ledger, self._roster, now)
             case GetRounds(limit):
                 return views.rounds(ledger, limit)
-            case GetEvents(limit):
-                return Events(tuple(self._events[-max(1, limit) :]))
-            case MakeInvite():
-                return AdminError("invites are made by the coordinator's shell")
-            case Stop() | Pause() | Resume() if ledger.ended is not None:
+            case GetSettings():
+                return settings.listed(self._initial, ledger.settings)
+            case GetLeaderboard(limit):
+                return views.leaderboard(ledger, limit)
+            case GetEvents() | MakeInvite() | Grant():
+                return AdminError(f"{type(command).__name__} is answered by the coordinator's shell")
+            case Ban(text, reason):
+                return self._ban(text, by, reason, now)
+            case Unban(text):
+                return self._unban(text, by)
+            case Stop() | Pause() | Resume() | Kick() | Drain() | Change() if ledger.ended is not None:
                 return AdminError(
                     f"the run ended at version {ledger.ended.version}", "start a new run with `shoal coordinator init`"
                 )
@@ -1005,8 +1055,89 @@ class Core:
                 if not len(self._roster):
                     return Done("stopped: nobody was in the run")
                 return Done("stopping: one last synchronisation, then every peer writes the model and leaves")
+            case Kick(text, reason):
+                return self._kick(text, by, reason, now)
+            case Drain(text):
+                return self._drain(text, by)
+            case Change(key, value):
+                return self._change(key, value, by)
             case _:
                 assert_never(command)
+
+    def _kick(self, text: str, by: PeerId, reason: str, now: float) -> Done | AdminError:
+        member = self._member_meant(text)
+        if isinstance(member, AdminError):
+            return member
+        name = self._roster.name(member.session)
+        self._journal(PeerKicked(member.peer, by, reason))
+        self._end(member.session, f"was kicked by an operator{_because(reason)}; it may join again", now, may_return=False)
+        return Done(f"kicked {name}: it may return when its owner joins again")
+
+    def _ban(self, text: str, by: PeerId, reason: str, now: float) -> Done | AdminError:
+        names = {peer: did.name for peer, did in self.ledger.contributions.items()}
+        found = naming.find(text, names, "known in this run")
+        peer = text if isinstance(found, AdminError) and naming.is_whole_id(text) else found
+        if isinstance(peer, AdminError):
+            return peer
+        if len(self.ledger.banned) >= BANS_LIMIT:
+            return AdminError(f"{BANS_LIMIT} identities are banned already", "take some back with `shoal admin unban`")
+        if peer not in self.ledger.banned:
+            self._journal(PeerBanned(peer, by, reason))
+            self._bans_changed()
+        if member := self.ledger.member_of(peer):
+            self._end(member.session, f"was banned by an operator{_because(reason)}", now, may_return=False)
+        return Done(f"banned {naming.label(peer, names.get(peer, ''))}: this identity never returns, unless it is unbanned")
+
+    def _unban(self, text: str, by: PeerId) -> Done | AdminError:
+        known = self.ledger.contributions
+        names = {peer: known[peer].name if peer in known else "" for peer in self.ledger.banned}
+        peer = naming.find(text, names, "banned")
+        if isinstance(peer, AdminError):
+            return peer
+        self._journal(PeerUnbanned(peer, by))
+        self._bans_changed()
+        return Done(f"unbanned {naming.label(peer, names[peer])}: it may join again")
+
+    def _bans_changed(self) -> None:
+        """Everybody refuses them at once: the shell, and every member."""
+        self._effects.append(Bar(frozenset(self.ledger.banned)))
+        for presence in self._roster:
+            self._send(presence.session, Barred(tuple(sorted(self.ledger.banned))))
+
+    def _drain(self, text: str, by: PeerId) -> Done | AdminError:
+        member = self._member_meant(text)
+        if isinstance(member, AdminError):
+            return member
+        if not member.draining:
+            self._journal(DrainAsked(member.session, by))
+        return Done(f"draining {self._roster.name(member.session)}: it leaves when its round is over")
+
+    def _send_off(self, now: float) -> None:
+        """Members that are drained leave as soon as no round needs them."""
+        for presence in self._roster:
+            busy = self.round is not None and presence.session in {*self.round.members, *self.round.collectors.values()}
+            if not self.ledger.members[presence.session].draining or presence.sent_off or presence.connection is None or busy:
+                continue
+            presence.sent_off = True
+            if presence.minor >= _SINCE_MINOR[Leave]:
+                self._send(presence.session, Leave("an operator drains it"))
+            else:
+                self._end(presence.session, "was drained by an operator", now, may_return=False)
+
+    def _change(self, key: str, value: str, by: PeerId) -> Done | AdminError:
+        ledger = self.ledger
+        refused = settings.why_not(self._initial, ledger.settings, key, value, ledger.committed_tokens)
+        if refused is not None:
+            return refused
+        self._journal(SettingChanged(key, value, by))
+        self.spec = settings.changed(self._initial, ledger.settings)
+        return Done(f"{key} is {value} from now on")
+
+    def _member_meant(self, text: str) -> Member | AdminError:
+        """The member that an operator names."""
+        members = self.ledger.members.values()
+        peer = naming.find(text, {member.peer: member.name for member in members}, "in the run now")
+        return peer if isinstance(peer, AdminError) else next(member for member in members if member.peer == peer)
 
     # --- small questions and tools ----------------------------------------------------------------------------------------------
 
@@ -1026,7 +1157,7 @@ class Core:
 
     def _send(self, session: int, body: FromCoordinator) -> None:
         connection = self._roster.connection_of(session)
-        if connection is not None:
+        if connection is not None and self._roster[session].minor >= _SINCE_MINOR.get(type(body), 0):
             self._send_on(connection, session, body)
 
     def _send_on(self, connection: int, session: int, body: FromCoordinator) -> None:
@@ -1038,9 +1169,12 @@ class Core:
 
     def _log(self, text: str, level: str = "info") -> None:
         self._effects.append(Log(text, level))
-        self._events.append(EventView(self._clock, text))
-        del self._events[:-EVENTS_KEPT]
 
     def _take_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         return effects
+
+
+def _because(reason: str) -> str:
+    """An operator's reason, as the end of a sentence."""
+    return f" ({reason:.200})" if reason else ""

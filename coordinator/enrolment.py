@@ -2,7 +2,8 @@
 
 Rule: the token opens the door once; afterwards the identity does. Every request is signed by the identity for exactly the TLS
 key that it asks a certificate for, so that a copied request certifies nobody else. Whether a use of the invite is left, and
-that it is spent, is one transaction of the journal. Neighbours: `journal` keeps tokens and members, `server` owns the two
+that it is spent, is one transaction of the journal. Who is banned gets nothing. Operators' credentials are made here, too, at the
+word of an operator with the admin right. Neighbours: `journal` keeps tokens and members, `server` owns the two
 ports, `peer.enrol` is the other end.
 """
 
@@ -10,12 +11,14 @@ from __future__ import annotations
 
 import datetime
 import secrets
+import time
 from dataclasses import dataclass
 
 from shoal.coordinator.journal import Journal
+from shoal.protocol.admin import AdminError, Grant, Granted
 from shoal.protocol.authority import Authority
 from shoal.protocol.enrolment import Enrol, Enrolled, Renew
-from shoal.protocol.errors import InviteError, RefusedError
+from shoal.protocol.errors import IdentityError, InviteError, RefusedError
 from shoal.protocol.identity import verify_binding
 from shoal.protocol.invites import Invite
 from shoal.protocol.messages import PeerId
@@ -25,6 +28,11 @@ RIGHTS = frozenset({"peer", "reducer"})
 """What an invite gives."""
 CERTIFICATE_LIFETIME = datetime.timedelta(hours=24)
 """Short: a stolen certificate or a forgotten peer is a matter of a day. Peers renew at two thirds of it."""
+WARN_AT = 5 / 6
+"""Fraction of a certificate's life after which an operator is warned: its renewal is overdue."""
+ROLES = ("admin", "observer")
+LONGEST_GRANT_DAYS = 365.0
+NAME_LIMIT = 64
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,38 @@ class Registry:
         self._addresses = addresses
         self._lifetime = lifetime
         self._valid_until: dict[PeerId, float] = {}
+        self._barred: frozenset[PeerId] = frozenset()
+
+    def bar(self, peers: frozenset[PeerId]) -> None:
+        """These identities, and no others, are banned."""
+        self._barred = peers
+
+    def is_barred(self, peer: PeerId) -> bool:
+        """Whether this identity is banned."""
+        return peer in self._barred
+
+    def overdue(self, expires_at: float) -> bool:
+        """Whether a certificate that ends then (wall clock) should have been renewed long ago."""
+        return expires_at - time.time() < (1.0 - WARN_AT) * self._lifetime.total_seconds()
+
+    def grant(self, request: Grant, by: PeerId) -> Granted | AdminError:
+        """A certificate for a new operator; it counts, and is remembered, when this returns."""
+        if request.role not in ROLES:
+            return AdminError(f"there is no role {request.role!r:.40}", f"grant one of: {', '.join(ROLES)}")
+        if not 0 < request.days <= LONGEST_GRANT_DAYS:
+            return AdminError(f"cannot grant for {request.days:g} days", f"above 0, at most {LONGEST_GRANT_DAYS:g}")
+        if not request.name.isprintable() or len(request.name) > NAME_LIMIT:
+            return AdminError(f"{request.name!r:.80} cannot be an operator's name", f"up to {NAME_LIMIT} printable characters")
+        try:
+            peer = verify_binding(self._authority.run, request.public_key, request.tls_key, request.binding)
+        except IdentityError as error:
+            return AdminError(error.message, error.fix)
+        if self._journal.enrolled(peer) is not None or self.is_barred(peer):
+            return AdminError(f"{peer} is a peer of this run, or banned", "let the operator have an identity of its own")
+        lifetime = datetime.timedelta(days=request.days)
+        certificate = self._authority.issue(request.tls_key, peer, {request.role}, lifetime)
+        self._journal.add_operator(peer, request.role, request.name, read_certificate(certificate).expires_at.timestamp(), by)
+        return Granted(peer, request.role, certificate.decode(), self._authority.ca_pem.decode())
 
     def enrol(self, request: Enrol) -> Enrolled:
         """A certificate for an invited, or known, identity. Raises RefusedError, InviteError, IdentityError."""
@@ -77,9 +117,12 @@ class Registry:
         run = self._authority.run
         if request.run != run:
             raise RefusedError("wrong-run", f"this coordinator serves run {run!r}, not {request.run!r:.80}")
-        return verify_binding(run, request.public_key, request.tls_key, request.binding)
+        peer = verify_binding(run, request.public_key, request.tls_key, request.binding)
+        if self.is_barred(peer):
+            raise RefusedError("banned", f"{peer[:8]} is banned from run {run!r}", "ask the run's operator, who can take it back")
+        return peer
 
     def _certify(self, peer: PeerId, tls_key: bytes, rights: frozenset[str]) -> Enrolled:
         certificate = self._authority.issue(tls_key, peer, rights, self._lifetime)
         self._valid_until[peer] = read_certificate(certificate).expires_at.timestamp()
-        return Enrolled(peer, certificate.decode(), self._authority.ca_pem.decode(), self._addresses.session)
+        return Enrolled(peer, certificate.decode(), self._authority.ca_pem.decode(), self._addresses.session, time.time())

@@ -82,6 +82,13 @@ class Close:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """Certify none of these identities, and no longer believe certificates of theirs; all others are as before."""
+
+    peers: frozenset[PeerId]
+
+
+@dataclass(frozen=True)
 class Answer:
     """Answer an operator's request."""
 
@@ -97,4 +104,4 @@ class Log:
     level: str = "info"
 
 
-Effect = Journal | Send | Close | Answer | Log
+Effect = Journal | Send | Close | Bar | Answer | Log

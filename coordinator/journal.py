@@ -1,4 +1,5 @@
-"""The run's memory: an append-only list of records, who enrolled, open invites, and what operators did. One SQLite file.
+"""The run's memory: an append-only list of records, who enrolled, open invites, what operators did, and the latest events as people
+read them. One SQLite file.
 
 Rule: when a method returns, what it wrote survives `kill -9` and a power cut (`synchronous=FULL`); a method writes all or nothing.
 Exactly one coordinator may hold a journal: `open` takes an operating-system lock on a file beside it, which dies with its process.
@@ -32,6 +33,8 @@ from shoal.protocol.plain import from_plain, to_plain
 FORMAT = 1
 """Raised when an older program could no longer read the file."""
 
+EVENTS_KEPT = 10_000
+"""Lines of the run's history; older ones are forgotten, so that a run that fails for weeks does not fill the disk."""
 PAGE = 1000
 """Records read at once."""
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)}
@@ -77,6 +80,24 @@ _audit = sa.Table(
     sa.Column("what", sa.Text, nullable=False),
     sa.Column("result", sa.Text, nullable=False),
 )
+_operators = sa.Table(
+    "operators",
+    _tables,
+    sa.Column("peer", sa.String(32), primary_key=True),
+    sa.Column("role", sa.String, nullable=False),
+    sa.Column("name", sa.String, nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("until", sa.Float, nullable=False),
+    sa.Column("granted_by", sa.String, nullable=False),
+)
+_events = sa.Table(
+    "events",
+    _tables,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("level", sa.String, nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
+)
 
 
 class JournalError(ShoalError):
@@ -99,6 +120,16 @@ class KnownPeer:
     peer: PeerId
     rights: frozenset[str]
     at: float
+
+
+@dataclass(frozen=True)
+class Happened:
+    """One line of the run's history."""
+
+    number: int
+    at: float
+    level: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -161,13 +192,28 @@ class Journal:
 
     # --- records ----------------------------------------------------------------------------------------------------------------
 
-    def append(self, records: Iterable[Record]) -> None:
-        """Add records, in order, in one durable transaction."""
+    def append(self, records: Iterable[Record], told: Iterable[tuple[str, str]] = ()) -> None:
+        """Add records, and lines of history (text, level), in order, in one durable transaction."""
         now = time.time()
         rows = [{"at": now, "kind": type(record).__name__, "body": json.dumps(to_plain(record))} for record in records]
-        if rows:
-            with self._transaction() as connection:
+        lines = list(told)
+        if not rows and not lines:
+            return
+        with self._transaction() as connection:
+            if rows:
                 connection.execute(_records.insert(), rows)
+            if lines:
+                _add_events(connection, now, lines)
+
+    def events(self, limit: int, after: int = 0) -> tuple[Happened, ...]:
+        """The `limit` newest lines of history, oldest first; with `after`, the first ones with a higher number."""
+        rows = sa.select(_events)
+        with self._transaction() as connection:
+            if after > 0:
+                found = connection.execute(rows.where(_events.c.id > after).order_by(_events.c.id).limit(limit)).all()
+            else:
+                found = connection.execute(rows.order_by(_events.c.id.desc()).limit(limit)).all()[::-1]
+        return tuple(Happened(row.id, row.at, row.level, row.text) for row in found)
 
     def records(self) -> Iterator[Record]:
         """Every record, oldest first."""
@@ -244,9 +290,20 @@ class Journal:
     # --- audit ------------------------------------------------------------------------------------------------------------------
 
     def audit(self, who: PeerId, what: str, result: str) -> None:
-        """Remember an operator's command and its result, now."""
+        """Remember an operator's command and its result, now; it is a line of history, too."""
+        now = time.time()
         with self._transaction() as connection:
-            connection.execute(_audit.insert().values(at=time.time(), who=who, what=what, result=result))
+            known = connection.execute(sa.select(_operators).where(_operators.c.peer == who)).one_or_none()
+            connection.execute(_audit.insert().values(at=now, who=who, what=what, result=result))
+            name = f"{known.role} {known.name} ({who[:8]})" if known else f"operator {who[:8]}"
+            _add_events(connection, now, [(f"{name} asked: {what}: {result}", "info")])
+
+    def add_operator(self, peer: PeerId, role: str, name: str, until: float, by: PeerId) -> None:
+        """Remember that `peer` may look (observer) or act (admin) until then."""
+        row = {"peer": peer, "role": role, "name": name, "at": time.time(), "until": until, "granted_by": by}
+        with self._transaction() as connection:
+            connection.execute(_operators.delete().where(_operators.c.peer == peer))
+            connection.execute(_operators.insert().values(row))
 
     def audited(self, last: int = 100) -> tuple[Audited, ...]:
         """The last commands of operators, oldest first."""
@@ -286,6 +343,12 @@ class _Transaction:
             self._turn.release()
         if isinstance(error, sa.exc.SQLAlchemyError):
             raise JournalError(f"cannot use the journal {self._where}: {_reason(error)}", _fix(error)) from error
+
+
+def _add_events(connection: sa.Connection, at: float, lines: Iterable[tuple[str, str]]) -> None:
+    connection.execute(_events.insert(), [{"at": at, "level": level, "text": text} for text, level in lines])
+    newest = connection.execute(sa.select(sa.func.max(_events.c.id))).scalar_one()
+    connection.execute(_events.delete().where(_events.c.id <= newest - EVENTS_KEPT))
 
 
 def _make_durable(connection: Any, _record: Any) -> None:

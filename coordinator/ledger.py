@@ -12,11 +12,15 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from shoal.coordinator.records import (
+    DrainAsked,
     FingerprintAgreed,
     Grant,
     OriginBuilt,
     PauseSet,
+    PeerBanned,
     PeerEvaluated,
+    PeerKicked,
+    PeerUnbanned,
     Record,
     RoundAbandoned,
     RoundCommitted,
@@ -27,7 +31,9 @@ from shoal.coordinator.records import (
     SessionEnded,
     SessionOpened,
     SessionResumed,
+    SettingChanged,
     TermRaised,
+    WorkReported,
 )
 from shoal.protocol.errors import LocalProtocolError
 from shoal.protocol.messages import NO_VERSION, PeerId, Span
@@ -82,6 +88,21 @@ class Member:
     lease: list[Span] = field(default_factory=list)
     """Granted and not committed, oldest first."""
     committed_tokens: int = 0
+    draining: bool = False
+    """An operator asked it to leave when its round is over."""
+
+
+@dataclass
+class Contributions:
+    """What one identity did for the run, over all its memberships."""
+
+    name: str = ""
+    """The display name it last chose."""
+    tokens: int = 0
+    rounds: int = 0
+    """Committed rounds that its work is in."""
+    sent_bytes: int = 0
+    received_bytes: int = 0
 
 
 @dataclass
@@ -89,18 +110,24 @@ class RoundSummary:
     """One line of `admin rounds`."""
 
     round: int
-    members: int
+    who: tuple[PeerId, ...]
+    """Its members."""
+    included: tuple[PeerId, ...] = ()
+    """Those whose work is in what it made."""
     state: str = "open"
     version: int = NO_VERSION
-    contributors: int = 0
     weight: int = 0
     sent_bytes: int = 0
+    received_bytes: int = 0
     train_s: float = 0.0
     wait_s: float = 0.0
     gather_s: float = 0.0
     reduce_s: float = 0.0
     commit_s: float = 0.0
     reason: str = ""
+    expected_weight: int = 0
+    expected_gather_s: float = 0.0
+    expected_bytes: int = 0
 
 
 class Ledger:
@@ -130,6 +157,11 @@ class Ledger:
         self.evaluation: PeerEvaluated | None = None
         self.history: deque[RoundSummary] = deque(maxlen=KEPT_ROUNDS)
         self.paused = False
+        self.contributions: dict[PeerId, Contributions] = {}
+        """Everybody who was ever a member, in order of their first joining."""
+        self.banned: set[PeerId] = set()
+        self.settings: dict[str, str] = {}
+        """What operators changed of the run spec, as TOML writes it."""
         self.stopping: RunStopping | None = None
         self.ended: RunEnded | None = None
 
@@ -153,6 +185,7 @@ class Ledger:
                     record.device,
                     record.software,
                 )
+                self.contributions.setdefault(record.peer, Contributions()).name = record.name
             case SessionResumed(session, instance, address):
                 self._expect(session in self.members, record)
                 self.members[session].instance = instance
@@ -178,7 +211,9 @@ class Ledger:
                 for grant in record.grants:
                     self._expect(grant.session in self.members and all(map(self._is_free, grant.spans)), record)
                     self._take(grant)
-                self.history.append(RoundSummary(record.round, len(record.members)))
+                summary = RoundSummary(record.round, tuple(self.members[session].peer for session in record.members))
+                summary.expected_weight, summary.expected_gather_s = record.expected_tokens, record.expected_gather_s
+                self.history.append(summary)
             case RoundCommitted():
                 self._commit(record)
             case RoundAbandoned(round_id, reason):
@@ -194,6 +229,19 @@ class Ledger:
                 self.evaluation = record
             case PauseSet(paused, _):
                 self.paused = paused
+            case WorkReported():
+                self._report(record)
+            case PeerKicked():
+                pass  # what follows from it is the SessionEnded beside it
+            case PeerBanned(peer, _, _):
+                self.banned.add(peer)
+            case PeerUnbanned(peer, _):
+                self.banned.discard(peer)
+            case DrainAsked(session, _):
+                self._expect(session in self.members, record)
+                self.members[session].draining = True
+            case SettingChanged(key, value, _):
+                self.settings[key] = value
             case RunStopping():
                 self.stopping = record
             case RunEnded():
@@ -266,10 +314,28 @@ class Ledger:
             self.entries.popitem(last=False)
         summary = self.history[-1]
         summary.state, summary.version = "committed", record.version
-        summary.contributors = len(record.contributions)
+        summary.included = tuple(contribution.peer for contribution in record.contributions)
         summary.weight = sum(contribution.weight for contribution in record.contributions)
+        for contribution in record.contributions:
+            whole = self.contributions.setdefault(contribution.peer, Contributions())
+            whole.tokens += contribution.weight
+            whole.rounds += 1
         summary.gather_s, summary.reduce_s, summary.commit_s = record.gather_s, record.reduce_s, record.commit_s
+        summary.expected_bytes = record.expected_bytes
         self._settle()
+
+    def _report(self, record: WorkReported) -> None:
+        for report in record.reports:
+            whole = self.contributions.setdefault(report.peer, Contributions())
+            whole.sent_bytes += report.sent_bytes
+            whole.received_bytes += report.received_bytes
+        for summary in reversed(self.history):
+            if summary.version == record.version:
+                summary.sent_bytes += sum(report.sent_bytes for report in record.reports)
+                summary.received_bytes += sum(report.received_bytes for report in record.reports)
+                summary.train_s += sum(report.train_s for report in record.reports)
+                summary.wait_s += sum(report.wait_s for report in record.reports)
+                return
 
     def _settle(self) -> None:
         """The round in flight has its outcome: what it held back of ended members is free again."""

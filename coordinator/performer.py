@@ -1,5 +1,7 @@
 """Feeds the core with events, one at a time, and performs what it wants done, in order. The only place where the core is called.
 
+What the core logs, and what other parts of the shell `tell`, is said to whoever watches and kept as the run's history.
+
 Rule: nothing that follows a `Journal` effect is performed before that record is durable. Events that wait are handed to the
 core together, and their records go into one transaction (group commit): a record may become durable earlier than the core
 asked, never later, and messages leave in the order in which the core sent them.
@@ -22,6 +24,7 @@ from typing import Protocol, assert_never
 from shoal.coordinator.events import (
     Answer,
     Asked,
+    Bar,
     Close,
     Connected,
     Disconnected,
@@ -58,9 +61,9 @@ class Machine(Protocol):
 
 
 class Store(Protocol):
-    """Where records become durable. Blocks until they are."""
+    """Where records, and lines of history (text, level), become durable. Blocks until they are."""
 
-    def append(self, records: list[Record]) -> None: ...
+    def append(self, records: list[Record], told: list[tuple[str, str]]) -> None: ...
 
 
 class Stream(Protocol):
@@ -82,11 +85,20 @@ class Performer:
     """Runs one core over one journal. All methods belong to one event loop."""
 
     def __init__(
-        self, core: Machine, store: Store, say: Callable[[str, str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        core: Machine,
+        store: Store,
+        say: Callable[[str, str], None],
+        bar: Callable[[frozenset[PeerId]], None] = lambda peers: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`bar` gets the banned identities, at the start and whenever they change."""
         self._core = core
         self._store = store
         self._say = say
+        self._bar = bar
+        self._told: list[Effect] = []
+        self._begun = False
         self._clock = clock
         self._events: deque[Event] = deque()
         self._arrived = asyncio.Event()
@@ -127,18 +139,29 @@ class Performer:
         finally:
             self._asked.pop(request, None)
 
+    def tell(self, text: str, level: str) -> None:
+        """Something worth telling happened in the shell."""
+        self._told.append(Log(text, level))
+        self._arrived.set()
+
     def _happened(self, event: Event) -> None:
         self._events.append(event)
         self._arrived.set()
 
     # --- the pump ---------------------------------------------------------------------------------------------------------------
 
+    async def begin(self) -> None:
+        """Start the core, unless it is started: what it wants done at once is done when this returns."""
+        if not self._begun:
+            self._begun = True
+            await self._perform(self._core.start(self._clock()))
+
     async def run(self) -> None:
         """Start the core and serve it until cancelled."""
-        await self._perform(self._core.start(self._clock()))
+        await self.begin()
         while True:
             await self._wait()
-            effects: list[Effect] = []
+            effects, self._told = self._told, []
             for _ in range(min(BATCH, len(self._events))):
                 effects += self._on(self._events.popleft())
             wake_at = self._core.wake_at
@@ -149,7 +172,7 @@ class Performer:
 
     async def _wait(self) -> None:
         """Until something happened, or the core's time has come."""
-        if self._events:
+        if self._events or self._told:
             return
         self._arrived.clear()
         wake_at = self._core.wake_at
@@ -174,8 +197,9 @@ class Performer:
 
     async def _perform(self, effects: list[Effect]) -> None:
         records = [effect.record for effect in effects if isinstance(effect, Journal)]
-        if records:
-            await asyncio.to_thread(self._store.append, records)
+        told = [(effect.text, effect.level) for effect in effects if isinstance(effect, Log)]
+        if records or told:
+            await asyncio.to_thread(self._store.append, records, told)
         for effect in effects:
             match effect:
                 case Journal():
@@ -186,6 +210,8 @@ class Performer:
                 case Close(connection):
                     if link := self._links.get(connection):
                         link.stream.close("")
+                case Bar(peers):
+                    self._bar(peers)
                 case Answer(request, reply):
                     future = self._asked.pop(request, None)
                     if future is not None and not future.done():

@@ -85,6 +85,10 @@ class RoundOpened:
     base: int
     members: tuple[int, ...]
     grants: tuple[Grant, ...]
+    expected_tokens: int = 0
+    """What its members were to train on."""
+    expected_gather_s: float = 0.0
+    """What the slowest of them needed for that, by the speed it had reported; 0: no speed was known."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,8 @@ class RoundCommitted:
     gather_s: float = 0.0
     reduce_s: float = 0.0
     commit_s: float = 0.0
+    expected_bytes: int = 0
+    """What its members had to send together by its plan."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,68 @@ class PauseSet:
 
 
 @dataclass(frozen=True)
+class Report:
+    """What one member says that a version cost it."""
+
+    peer: PeerId
+    sent_bytes: int
+    received_bytes: int
+    train_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True)
+class WorkReported:
+    """What members said of a version's cost, journaled when all of them had, or the next round opened. Claims, each once."""
+
+    version: int
+    reports: tuple[Report, ...]
+
+
+@dataclass(frozen=True)
+class PeerKicked:
+    """An operator ended a membership; the identity may return."""
+
+    peer: PeerId
+    by: PeerId
+    reason: str
+
+
+@dataclass(frozen=True)
+class PeerBanned:
+    """An operator banned an identity: its membership, if it had one, ended, and it never returns."""
+
+    peer: PeerId
+    by: PeerId
+    reason: str
+
+
+@dataclass(frozen=True)
+class PeerUnbanned:
+    """An operator lets a banned identity return."""
+
+    peer: PeerId
+    by: PeerId
+
+
+@dataclass(frozen=True)
+class DrainAsked:
+    """An operator asked a member to leave when its round is over."""
+
+    session: int
+    by: PeerId
+
+
+@dataclass(frozen=True)
+class SettingChanged:
+    """An operator changed a setting of the run spec from now on. `value` as TOML writes it."""
+
+    key: str
+    value: str
+    by: PeerId
+
+
+@dataclass(frozen=True)
 class RunStopping:
     """The run ends with the next commit (operator, or `total_tokens` reached)."""
 
@@ -183,6 +251,12 @@ Record = (
     | FingerprintAgreed
     | PeerEvaluated
     | PauseSet
+    | WorkReported
+    | PeerKicked
+    | PeerBanned
+    | PeerUnbanned
+    | DrainAsked
+    | SettingChanged
     | RunStopping
     | RunEnded
 )

@@ -45,6 +45,10 @@ class Presence:
     """Samples of work that a committed round left out, still to be contributed."""
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     goodbye: bool = False
+    minor: int = 0
+    """Minor version of the protocol that it speaks."""
+    sent_off: bool = False
+    """It was told to leave, because an operator drains it: no further round counts on it."""
     complaints: set[PeerId] = field(default_factory=set)
     """Who could not reach this peer's address; the word of who is gone does not count."""
 
@@ -85,7 +89,7 @@ class Roster:
 
     def active(self) -> list[Presence]:
         """Members that hold the newest version or the way to it; reconnecting and leaving ones left out."""
-        return [p for p in self if p.standing is Standing.ACTIVE and not p.goodbye and p.connection is not None]
+        return [p for p in self if p.standing is Standing.ACTIVE and not (p.goodbye or p.sent_off) and p.connection is not None]
 
     def dialable(self, session: int) -> bool:
         """Others can open streams to this member: it listens, and not half of the others or more failed to reach it."""

@@ -83,12 +83,13 @@ async def serve(
         authority = Authority.load(place.authority)
         addresses = settings.addresses()
         registry = Registry(authority, journal, addresses, certificate_lifetime)
-        performer = Performer(machine, journal, say)
-        operators = Operators(performer, journal, registry.invite)
-        sessions = Sessions(performer, registry.valid_until, say)
+        performer = Performer(machine, journal, say, registry.bar)
+        sessions = Sessions(performer, registry.valid_until, performer.tell)
+        owner = Identity.load_or_create(place.admin).peer_id
+        operators = Operators(performer, journal, registry, sessions.certificate_until, owner)
         broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         company = beside(lambda command: performer.ask("", command)) if beside is not None else contextlib.nullcontext()
-        async with _ports(settings, authority, sessions, operators, registry, broken), company:
+        async with _ports(settings, authority, sessions, operators, registry, broken, performer.begin), company:
             place.save_settings(settings)
             write_admin_credential(place, authority, addresses)
             say(
@@ -138,8 +139,10 @@ async def _ports(
     operators: Operators,
     registry: Registry,
     broken: asyncio.Future[None],
+    begin: Callable[[], Awaitable[None]],
 ) -> AsyncIterator[None]:
-    """Both servers, listening. Their calls end with the block. `broken` gets the JournalError of a call that met one."""
+    """Both servers, listening. Their calls end with the block. `broken` gets the JournalError of a call that met one; `begin` is
+    awaited when the ports are ours and before anybody is answered."""
     own = _OwnCertificate(authority)
     members = new_server(Kind.SESSION)
     members.add_generic_rpc_handlers(
@@ -161,6 +164,7 @@ async def _ports(
     _listen(members, settings.listen, server_credentials(own.current))
     _listen(newcomers, settings.enrol_listen, server_credentials(own.current, ask_for_certificate=False))
     try:
+        await begin()
         await members.start()
         await newcomers.start()
         yield

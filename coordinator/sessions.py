@@ -24,7 +24,7 @@ from shoal.protocol.errors import ShoalError, UnreachableError
 from shoal.protocol.generated import coordinator_pb2
 from shoal.protocol.messages import Envelope, PeerId
 from shoal.protocol.services import SESSION_OPEN
-from shoal.protocol.tls import Caller, caller_of
+from shoal.protocol.tls import Caller, caller_of, utc
 from shoal.protocol.wire import pack, unpack_from_peer
 
 OUTBOX = 2048
@@ -121,6 +121,8 @@ class Sessions:
         self._renewed_until = renewed_until
         self._say = say
         self._open: set[Outbox] = set()
+        self._shown_until: dict[PeerId, float] = {}
+        """When the certificate ends with which a peer's newest open stream was opened."""
         self._packer = Packer()
 
     def close_all(self, reason: str) -> None:
@@ -128,6 +130,10 @@ class Sessions:
         self._say = lambda text, level: None
         for outbox in list(self._open):
             outbox.break_off(reason)
+
+    def certificate_until(self, peer: PeerId) -> float:
+        """When the newest certificate of `peer` that this process knows of ends (wall clock); 0 when it knows none."""
+        return max(self._shown_until.get(peer, 0.0), self._renewed_until(peer))
 
     async def serve(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         """One stream, from open to end."""
@@ -138,6 +144,7 @@ class Sessions:
         seen_from = host_of(context.peer())
         outbox = Outbox()
         self._open.add(outbox)
+        self._shown_until[caller.peer] = caller.expires_at.timestamp()
         connection = self._performer.connect(caller.peer, caller.rights, seen_from, outbox)
         reading = asyncio.create_task(self._read(context, connection))
         writing = asyncio.create_task(self._write(context, outbox))
@@ -189,9 +196,10 @@ class Sessions:
     async def _expire(self, caller: Caller, outbox: Outbox) -> None:
         """Returns when the identity's newest certificate has ended."""
         while True:
-            left = max(caller.expires_at.timestamp(), self._renewed_until(caller.peer)) - time.time()
+            ends = max(caller.expires_at.timestamp(), self._renewed_until(caller.peer))
+            left = ends - time.time()
             if left <= 0:
-                outbox.break_off(f"the certificate of {caller.peer} expired")
+                outbox.break_off(f"the certificate of {caller.peer} expired at {utc(ends)}; the coordinator's clock says {utc()}")
                 return
             await asyncio.sleep(min(left, LONGEST_SLEEP_S))
 

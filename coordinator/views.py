@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.coordinator.ledger import Ledger
+from shoal.coordinator.ledger import Ledger, RoundSummary
 from shoal.coordinator.roster import Presence, Roster
 from shoal.coordinator.rounds import Round, RoundState
-from shoal.protocol.admin import Peers, PeerView, Rounds, RoundView, Status
+from shoal.protocol.admin import Contributor, Leaderboard, Peers, PeerView, Rounds, RoundView, Status
 from shoal.protocol.messages import NO_VERSION, Notice
 from shoal.protocol.spec import RunSpec
 
@@ -71,7 +71,42 @@ def peers(ledger: Ledger, roster: Roster, now: float) -> Peers:
 
 def rounds(ledger: Ledger, limit: int) -> Rounds:
     """The last rounds, newest last."""
-    return Rounds(tuple(RoundView(**vars(summary)) for summary in list(ledger.history)[-max(1, limit) :]))
+    return Rounds(tuple(_round(summary) for summary in list(ledger.history)[-max(1, limit) :]))
+
+
+def leaderboard(ledger: Ledger, limit: int) -> Leaderboard:
+    """Who did most, most first."""
+    here = {member.peer for member in ledger.members.values()}
+    ranked = sorted(ledger.contributions.items(), key=lambda item: (-item[1].tokens, item[0]))[: max(1, limit)]
+    rows = (
+        Contributor(peer, did.name, did.tokens, did.rounds, did.sent_bytes, did.received_bytes, peer in here, peer in ledger.banned)
+        for peer, did in ranked
+    )
+    return Leaderboard(tuple(rows), ledger.committed_tokens)
+
+
+def _round(summary: RoundSummary) -> RoundView:
+    absent = tuple(peer for peer in summary.who if peer not in summary.included) if summary.version != NO_VERSION else ()
+    return RoundView(
+        summary.round,
+        summary.version,
+        summary.state,
+        len(summary.who),
+        len(summary.included),
+        summary.weight,
+        summary.sent_bytes,
+        summary.train_s,
+        summary.wait_s,
+        summary.gather_s,
+        summary.reduce_s,
+        summary.commit_s,
+        summary.reason,
+        summary.received_bytes,
+        summary.expected_weight,
+        summary.expected_bytes,
+        summary.expected_gather_s,
+        absent,
+    )
 
 
 def _peer(ledger: Ledger, presence: Presence, now: float) -> PeerView:
@@ -90,4 +125,5 @@ def _peer(ledger: Ledger, presence: Presence, now: float) -> PeerView:
         beat.loss,
         member.committed_tokens,
         member.software,
+        member.draining,
     )

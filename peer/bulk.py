@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, NoReturn
@@ -24,9 +23,11 @@ import grpc
 import grpc.aio
 
 from shoal.compression.codec import Codec
+from shoal.peer.doorkeeper import Doorkeeper
 from shoal.peer.events import (
     Add,
     Apply,
+    Bar,
     BeginReduce,
     ClosePart,
     Collect,
@@ -59,7 +60,7 @@ from shoal.peer.vault import Vault, VaultError
 from shoal.peer.workers import Workers
 from shoal.protocol import channels, frames, services, tls, wire
 from shoal.protocol.channels import Kind
-from shoal.protocol.errors import IdentityError, LocalProtocolError, RefusedError, RemoteProtocolError, UnreachableError
+from shoal.protocol.errors import LocalProtocolError, RefusedError, RemoteProtocolError, UnreachableError
 from shoal.protocol.messages import Contact, PartKey, PeerId
 from shoal.protocol.transfers import PartRequest, Ping, Pong, StateOffer, StateRequest
 
@@ -78,6 +79,7 @@ BulkEffect = (
     | Apply
     | HashState
     | Serve
+    | Bar
     | KeepSession
 )
 """What `BulkPlane.perform` performs; everything else is the daemon's."""
@@ -133,6 +135,7 @@ class BulkPlane:
         self._tasks: set[asyncio.Task[None]] = set()
         self.dropped: Counter[str] = Counter()
         """Frames and streams that were dropped or refused, by reason."""
+        self._door = Doorkeeper(self.dropped)
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the exception of whatever went wrong in here; the daemon's supervisor awaits it."""
 
@@ -147,7 +150,7 @@ class BulkPlane:
             services.FETCH_STATE.serve(self._serve_state, self._limits.progress_s),
             services.PING.serve(self._serve_ping),
         )
-        self._server.add_generic_rpc_handlers(services.handlers(*served))
+        self._server.add_generic_rpc_handlers(services.handlers(*map(self._door.guard, served)))
         port = channels.listen(self._server, address, tls.server_credentials(self._credential))
         await self._server.start()
         return port
@@ -228,6 +231,10 @@ class BulkPlane:
                 self._on_state(self._tooled.vault.keep_session, session)
             case Serve(allowed):
                 self._serving = allowed
+            case Bar(peers):
+                self._door.bar(peers)
+                for peer in peers & self._channels.keys():
+                    self._spawn(self._channels.pop(peer)[2].close())
             case Collect(round_id, reducer):
                 if exchange := self._live(round_id):
                     exchange.open(reducer.peer, lambda: services.REDUCE.stub(self._channel(reducer))())
@@ -404,27 +411,13 @@ class BulkPlane:
 
     # --- serving ----------------------------------------------------------------------------------------------------------------
 
-    async def _caller(self, context: Any) -> PeerId:
-        """Who calls, by certificate; refuses whoever is no peer of this run, or is one no more: gRPC looked at the certificate's
-        dates when the connection was made, which may be days ago."""
-        try:
-            caller = tls.caller_of(context)
-        except IdentityError as error:
-            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
-        peer = caller.peer
-        if caller.expires_at.timestamp() <= time.time():
-            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, f"the certificate of {peer} expired")
-        if "peer" not in caller.rights:
-            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, f"{peer} is no peer of this run")
-        return peer
-
     async def _refuse(self, context: Any, code: grpc.StatusCode, reason: str) -> NoReturn:
         self.dropped[f"call refused: {code.name.lower()}"] += 1
         await context.abort(code, reason)
         raise AssertionError("abort raises")
 
     async def _serve_reduce(self, _: Any, context: Any) -> None:
-        peer = await self._caller(context)
+        peer = tls.caller_of(context).peer
         try:
             async with asyncio.timeout(self._limits.progress_s):
                 header, payload = frames.decode(await context.read() or b"")
@@ -461,7 +454,6 @@ class BulkPlane:
         return self._rounds[round_id]
 
     async def _serve_part(self, request: PartRequest, context: Any) -> AsyncGenerator[bytes]:
-        await self._caller(context)
         tools = self._tools
         if request.run != self._run or tools is None or not self._serving:
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "this peer serves no parts of that run now")
@@ -477,7 +469,6 @@ class BulkPlane:
             yield payload[start : start + channels.CHUNK_BYTES]
 
     async def _serve_state(self, request: StateRequest, context: Any) -> AsyncGenerator[bytes]:
-        await self._caller(context)
         if request.run != self._run or self._frozen is None or not self._serving:
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "this peer serves no state of that run now")
         try:
@@ -497,7 +488,6 @@ class BulkPlane:
             await self._refuse(context, grpc.StatusCode.NOT_FOUND, str(error))
 
     async def _serve_ping(self, request: Ping, context: Any) -> Pong:
-        await self._caller(context)
         if request.run != self._run:
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "another run lives here")
         return Pong(self.me, request.nonce)

@@ -21,6 +21,7 @@ from typing import assert_never
 from shoal.peer.events import (
     Add,
     Apply,
+    Bar,
     BeginReduce,
     BuildState,
     ClosePart,
@@ -79,6 +80,7 @@ from shoal.protocol.messages import (
     PROTOCOL_MINOR,
     Abandoned,
     Applied,
+    Barred,
     BuildOrigin,
     CatchUp,
     Commit,
@@ -98,6 +100,7 @@ from shoal.protocol.messages import (
     Heartbeat,
     Hello,
     Layout,
+    Leave,
     Locate,
     Notice,
     Open,
@@ -395,6 +398,12 @@ class Engine:
                 self.newest = max(self.newest, body.version)
             case Dismissed():
                 self._dismissed(body)
+            case Leave(reason):
+                if self._leave_at is None:
+                    self._emit(Tell(f"asked to leave: {reason}"))
+                    self._leave(LeaveAsked(reason), now)
+            case Barred(peers):
+                self._emit(Bar(frozenset(peers)))
             case _:
                 self.stale += 1
 

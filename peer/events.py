@@ -381,6 +381,13 @@ class Serve:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """Accept no calls from these identities, and no others, end those that are open, and call them no more: they are banned."""
+
+    peers: frozenset[PeerId]
+
+
+@dataclass(frozen=True)
 class KeepSession:
     """Remember this session next to the vault, so that a restarted daemon can resume it."""
 
@@ -480,6 +487,7 @@ Effect = (
     | HashState
     | Apply
     | Serve
+    | Bar
     | KeepSession
     | BeginReduce
     | Collect

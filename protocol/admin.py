@@ -28,7 +28,21 @@ class GetRounds:
 
 @dataclass(frozen=True)
 class GetEvents:
-    """ "What happened lately?" """
+    """ "What happened lately?", or since event `after`. Answered by the shell, which keeps them."""
+
+    limit: int = 50
+    after: int = 0
+    """Only events with a higher number, oldest first; 0: the newest ones."""
+
+
+@dataclass(frozen=True)
+class GetSettings:
+    """ "What can be changed while the run goes on, and how is it set?" """
+
+
+@dataclass(frozen=True)
+class GetLeaderboard:
+    """ "Who contributed most?" """
 
     limit: int = 50
 
@@ -56,7 +70,77 @@ class Stop:
     """ "End the run after one last synchronisation." """
 
 
-AdminCommand = GetStatus | GetPeers | GetRounds | GetEvents | MakeInvite | Pause | Resume | Stop
+@dataclass(frozen=True)
+class Kick:
+    """ "End this peer's membership now." It may return when its owner joins again.
+
+    `peer`, here and below, is a display name, an id, or the beginning of one."""
+
+    peer: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Ban:
+    """ "End this identity's membership now, and let it never return." An id that was never seen may be banned, too."""
+
+    peer: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Unban:
+    """ "Let this identity return." """
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class Drain:
+    """ "Let this peer leave in good order when its round is over." """
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """ "Set `key` of the run spec to `value`, written as in the run spec, from now on." """
+
+    key: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Grant:
+    """ "Certify this identity as operator." Signed like an enrolment (see `enrolment.Enrol`); answered by the shell."""
+
+    role: str
+    """"admin" or "observer"."""
+    name: str
+    public_key: bytes
+    tls_key: bytes
+    binding: bytes
+    days: float = 30.0
+
+
+AdminCommand = (
+    GetStatus
+    | GetPeers
+    | GetRounds
+    | GetEvents
+    | GetSettings
+    | GetLeaderboard
+    | MakeInvite
+    | Pause
+    | Resume
+    | Stop
+    | Kick
+    | Ban
+    | Unban
+    | Drain
+    | Change
+    | Grant
+)
 
 # --- replies --------------------------------------------------------------------------------------------------------------------
 
@@ -102,6 +186,12 @@ class PeerView:
     loss: float
     committed_tokens: int
     software: str
+    draining: bool = False
+    """An operator asked it to leave when its round is over."""
+    certificate_until: float = 0.0
+    """When its certificate ends (Unix time, the coordinator's clock), filled in by the shell; 0: unknown."""
+    warning: str = ""
+    """What an operator should look after."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +213,16 @@ class RoundView:
     reduce_s: float
     commit_s: float
     reason: str
+    received_bytes: int = 0
+    """Sum over the members that reported."""
+    expected_weight: int = 0
+    """Tokens that its members were to train on."""
+    expected_bytes: int = 0
+    """What its members have to send together by its plan; 0 before there is one."""
+    expected_gather_s: float = 0.0
+    """What the slowest member needs for its share at the speed it last reported; 0: no speed was known."""
+    absent: tuple[PeerId, ...] = ()
+    """Members whose work is not in what it made."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +230,41 @@ class EventView:
     """One line of the run's history."""
 
     at: float
-    """Seconds: the core's clock, turned into Unix time by the shell."""
+    """Unix time, the coordinator's clock."""
     text: str
+    number: int = 0
+    """Counts up; `GetEvents.after` wants it."""
+    level: str = "info"
+    """"info" or "warning"."""
+
+
+@dataclass(frozen=True)
+class SettingView:
+    """One setting that may be changed while the run goes on. Values as they are written in a run spec."""
+
+    key: str
+    value: str
+    initial: str
+    """What the run began with."""
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Contributor:
+    """What one identity did for the run, over all its memberships."""
+
+    peer: PeerId
+    name: str
+    """The display name it last chose; may be empty, and is not unique."""
+    tokens: int
+    rounds: int
+    """Committed rounds that its work is in."""
+    sent_bytes: int
+    """As it says itself, as is the next."""
+    received_bytes: int
+    here: bool
+    """It is a member now."""
+    banned: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,6 +289,32 @@ class Events:
 
 
 @dataclass(frozen=True)
+class RunSettings:
+    """Answer to GetSettings."""
+
+    settings: tuple[SettingView, ...]
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """Answer to GetLeaderboard, most tokens first."""
+
+    contributors: tuple[Contributor, ...]
+    committed_tokens: int
+    """Of the whole run."""
+
+
+@dataclass(frozen=True)
+class Granted:
+    """Answer to Grant: the certificate (PEM) of a new operator, and the authority's. Where to use it, the asker knows."""
+
+    peer: PeerId
+    role: str
+    certificate: str
+    ca: str
+
+
+@dataclass(frozen=True)
 class Invitation:
     """Answer to MakeInvite: the line to give to a volunteer."""
 
@@ -171,7 +330,7 @@ class Done:
     text: str
 
 
-AdminReply = Status | Peers | Rounds | Events | Invitation | Done
+AdminReply = Status | Peers | Rounds | Events | RunSettings | Leaderboard | Granted | Invitation | Done
 
 
 @dataclass(frozen=True)

@@ -43,3 +43,5 @@ class Enrolled:
     certificate: str
     ca: str
     session_addresses: tuple[str, ...] = ()
+    now: float = 0.0
+    """The coordinator's clock (Unix time) when it answered, so that a wrong clock is noticed; 0: not said."""

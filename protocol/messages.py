@@ -24,8 +24,8 @@ NO_VERSION = -1
 NO_SESSION = 0
 """The session of a peer that has none; real ones count from 1."""
 
-PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 0
-"""Peers and coordinator of different majors refuse each other; a higher minor only adds."""
+PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 1
+"""Peers and coordinator of different majors refuse each other; a higher minor only adds. Minor 1: Leave, Barred."""
 
 DIGEST_BYTES = 32
 
@@ -461,6 +461,20 @@ class Dismissed:
     """Others hold the newest version and can hand it over: the leaving peer's own copy is not needed."""
 
 
+@dataclass(frozen=True)
+class Leave:
+    """ "An operator drains you: leave in good order now, as if your volunteer had asked for it." """
+
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Barred:
+    """ "These identities, and no others, are banned: accept nothing from them and send them nothing." """
+
+    peers: tuple[PeerId, ...]
+
+
 FromPeer = (
     Hello | Heartbeat | StateReady | Locate | Ready | PartClosed | Have | Applied | Fingerprint | Evaluated | Complaint | Goodbye
 )
@@ -482,6 +496,8 @@ FromCoordinator = (
     | Notice
     | Finish
     | Dismissed
+    | Leave
+    | Barred
 )
 
 

@@ -117,6 +117,23 @@ class StreamMethod:
         return Served(self.path, grpc.stream_stream_rpc_method_handler(behaviour))
 
 
+Behaviour = Callable[[Any, Any], Awaitable[Any]]
+"""What answers a call: `await behaviour(request, context)`; for streams, the request is an iterator that need not be used."""
+
+
+def around(served: Served, wrapper: Callable[[Behaviour, Any, Any], Awaitable[Any]]) -> Served:
+    """The same method, answered by `wrapper(behaviour, request, context)`. Behaviours must be coroutines."""
+    for kind in ("unary_unary", "unary_stream", "stream_stream"):
+        behaviour = getattr(served.handler, kind)
+        if behaviour is not None:
+
+            async def answer(request: Any, context: Any, behaviour: Behaviour = behaviour) -> Any:
+                return await wrapper(behaviour, request, context)
+
+            return Served(served.path, getattr(grpc, f"{kind}_rpc_method_handler")(answer))
+    raise ValueError(f"{served.path} has no behaviour")
+
+
 class _Handlers(grpc.GenericRpcHandler):
     def __init__(self, methods: dict[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
         self._methods = methods

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,6 +74,11 @@ def read_certificate(pem: bytes) -> Caller:
         certificate.not_valid_after_utc,
         certificate.serial_number,
     )
+
+
+def utc(at: float | None = None) -> str:
+    """A wall-clock time (default: now) as people compare it across machines."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 
 def server_credentials(source: Credential | Callable[[], Credential], ask_for_certificate: bool = True) -> grpc.ServerCredentials:

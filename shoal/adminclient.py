@@ -8,6 +8,7 @@ one like it.
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import grpc
@@ -15,11 +16,12 @@ import grpc.aio
 
 from shoal.peer.diagnosis import explain
 from shoal.peer.enrol import Credentials, enrolled_in, load
-from shoal.protocol.admin import AdminCommand, AdminError, AdminReply
+from shoal.protocol.admin import AdminCommand, AdminError, AdminReply, Grant, Granted
 from shoal.protocol.channels import Kind, open_channel
 from shoal.protocol.errors import IdentityError, RefusedError, ShoalError, UnreachableError
+from shoal.protocol.identity import Identity
 from shoal.protocol.services import ADMIN
-from shoal.protocol.tls import client_credentials
+from shoal.protocol.tls import Credential, client_credentials
 
 ANSWER_S = 10.0
 
@@ -32,6 +34,28 @@ def call(directory: Path | str, command: AdminCommand, timeout_s: float = ANSWER
 def run_of(directory: Path | str) -> str:
     """The name of the run that `call` asks about. Raises ShoalError."""
     return _credentials(Path(directory)).run
+
+
+def grant(directory: Path | str, role: str, to: Path, name: str, days: float) -> Granted:
+    """Make a credential for another operator in `to`, with what the one in `directory` may do. Raises ShoalError; then `to` is
+    left as it was."""
+    mine = _credentials(Path(directory))
+    existed = to.exists()
+    if existed and (not to.is_dir() or any(to.iterdir())):
+        raise IdentityError(f"{to} exists and is not empty", "name a new directory")
+    try:
+        identity = Identity.create(to)
+        request = Grant(role, name, identity.public_key, identity.tls_public_key, identity.binding(mine.run), days)
+        granted = call(directory, request)
+        assert isinstance(granted, Granted)
+        credential = Credential(identity.tls_key_pem, granted.certificate.encode(), mine.credential.ca)
+        Credentials(mine.run, identity, credential, mine.enrol_addresses, mine.session_addresses, to).save()
+    except BaseException:
+        shutil.rmtree(to, ignore_errors=True)
+        if existed:
+            to.mkdir()
+        raise
+    return granted
 
 
 async def ask(directory: Path | str, command: AdminCommand, timeout_s: float = ANSWER_S) -> AdminReply:

@@ -26,7 +26,6 @@ app = typer.Typer(
     help="Train one model on many people's machines, over the ordinary internet, while machines come and go.",
     epilog="Exit codes: 0 done, 1 a fault in shoal, 2 settings, 3 unreachable, 4 refused, 5 this machine, "
     "6 demo below its promises, 130 Ctrl-C.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

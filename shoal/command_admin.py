@@ -3,16 +3,16 @@ is."""
 
 from __future__ import annotations
 
+import enum
 import json
-from collections.abc import Sequence
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, assert_never
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from shoal.protocol import admin
-    from shoal.protocol.admin import AdminCommand, AdminReply
+    from shoal.protocol.admin import AdminCommand, AdminReply, Events
 
 app = typer.Typer(help="Look at a run and steer it.")
 
@@ -22,11 +22,24 @@ Directory = Annotated[
         "--dir",
         "-d",
         metavar="DIR",
-        help="The coordinator's directory. Default: this one, or the last made here.",
+        help="The coordinator's directory, or a credential's (see grant). Default: this one, or the last made here.",
         show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Peer = Annotated[str, typer.Argument(metavar="PEER", help="Its name, its id, or the first 4 or more characters of that.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why; the peer and the history are told.")]
+FOLLOW_EVERY_S = 1.0
+FOLLOWED_AT_ONCE = 1000
+
+
+class Role(enum.StrEnum):
+    """What an operator may do."""
+
+    OBSERVER = "observer"
+    ADMIN = "admin"
+
+
 Limit = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=10_000, help="How many, newest last.")]
 
 
@@ -48,18 +61,34 @@ def peers(directory: Directory = None, as_json: Json = False) -> None:
 
 @app.command()
 def rounds(directory: Directory = None, limit: Limit = 20, as_json: Json = False) -> None:
-    """List the last rounds: outcome, contributors, bytes, times."""
+    """List the last rounds: who contributed, weight, bytes, times, each beside what was expected."""
     from shoal.protocol.admin import GetRounds
 
     _do(directory, GetRounds(limit), as_json)
 
 
 @app.command()
-def events(directory: Directory = None, limit: Limit = 50, as_json: Json = False) -> None:
-    """List what happened lately."""
+def leaderboard(directory: Directory = None, limit: Limit = 50, as_json: Json = False) -> None:
+    """List who contributed most: tokens, rounds, bytes, over all times that each was here."""
+    from shoal.protocol.admin import GetLeaderboard
+
+    _do(directory, GetLeaderboard(limit), as_json)
+
+
+@app.command()
+def events(
+    directory: Directory = None,
+    limit: Limit = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens, until Ctrl-C.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List what happened lately, who asked for what included. With --follow --json: one event per line."""
     from shoal.protocol.admin import GetEvents
 
-    _do(directory, GetEvents(limit), as_json)
+    if follow:
+        _follow(directory, limit, as_json)
+    else:
+        _do(directory, GetEvents(limit), as_json)
 
 
 @app.command()
@@ -99,19 +128,87 @@ def stop(directory: Directory = None, as_json: Json = False) -> None:
     _do(directory, Stop(), as_json)
 
 
+@app.command()
+def kick(peer: Peer, reason: Reason = "", directory: Directory = None, as_json: Json = False) -> None:
+    """End a peer's membership now; it may return when its owner joins again."""
+    from shoal.protocol.admin import Kick
+
+    _do(directory, Kick(peer, reason), as_json)
+
+
+@app.command()
+def ban(peer: Peer, reason: Reason = "", directory: Directory = None, as_json: Json = False) -> None:
+    """End a peer's membership now, and never let its identity return; also ends an operator's credential, by its whole id."""
+    from shoal.protocol.admin import Ban
+
+    _do(directory, Ban(peer, reason), as_json)
+
+
+@app.command()
+def unban(peer: Peer, directory: Directory = None, as_json: Json = False) -> None:
+    """Let a banned identity return."""
+    from shoal.protocol.admin import Unban
+
+    _do(directory, Unban(peer), as_json)
+
+
+@app.command()
+def drain(peer: Peer, directory: Directory = None, as_json: Json = False) -> None:
+    """Let a peer leave in good order when its round is over."""
+    from shoal.protocol.admin import Drain
+
+    _do(directory, Drain(peer), as_json)
+
+
+@app.command("set")
+def set_(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A setting, such as run.min_peers.", show_default=False)] = "",
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="What it is from now on.", show_default=False)] = "",
+    directory: Directory = None,
+    as_json: Json = False,
+) -> None:
+    """Change a setting while the run goes on; without KEY and VALUE, list those that can be changed."""
+    from shoal.failures import SettingsError
+    from shoal.protocol.admin import Change, GetSettings
+
+    if key and not value:
+        raise SettingsError(f"{key} is to be set to what?", "shoal admin set KEY VALUE; without both, the settings are listed")
+    _do(directory, Change(key, value) if key else GetSettings(), as_json)
+
+
+@app.command()
+def grant(
+    role: Annotated[Role, typer.Argument(help="An observer may look, an admin may act.")],
+    to: Annotated[Path, typer.Argument(metavar="DIR", help="Where the credential is made; it must not exist yet, or be empty.")],
+    name: Annotated[str, typer.Option(metavar="NAME", help="Whose it is; the history says so.")] = "",
+    days: Annotated[float, typer.Option(metavar="X", min=0.001, max=365, help="How long it is good for.")] = 30.0,
+    directory: Directory = None,
+    as_json: Json = False,
+) -> None:
+    """Make a credential for another operator: a directory to hand over, and to name with --dir."""
+    from shoal import rundirs
+    from shoal.adminclient import grant as make
+
+    granted = make(rundirs.find_operators(directory), role.value, rundirs.normal(to), name, days)
+    if as_json:
+        _print_json(granted)
+    else:
+        typer.echo(f"{granted.peer} is {granted.role} for {days:g} days. Hand {to} over by a safe way: it holds a private key.")
+        typer.echo(f"with it: shoal admin status --dir {to}; to take it back: shoal admin ban {granted.peer}")
+
+
 def _do(directory: Path | None, command: AdminCommand, as_json: bool) -> None:
     from shoal import rundirs
 
-    found = rundirs.find(directory)
+    found = rundirs.find_operators(directory)
 
     from shoal.adminclient import call, run_of
 
     run, reply = run_of(found), call(found, command)
     if as_json:
-        from shoal.protocol.plain import to_plain
-
-        typer.echo(json.dumps(to_plain(reply), indent=2))
+        _print_json(reply)
     else:
+        from shoal.admintables import describe
         from shoal.narration import printable
         from shoal.protocol import admin
 
@@ -121,101 +218,44 @@ def _do(directory: Path | None, command: AdminCommand, as_json: bool) -> None:
             typer.echo(printable(line))
 
 
-def describe(reply: AdminReply) -> list[str]:
-    """The lines that a person reads."""
-    from shoal.protocol import admin
+def _print_json(reply: AdminReply) -> None:
+    from shoal.protocol.plain import to_plain
 
-    match reply:
-        case admin.Status():
-            return _status_lines(reply)
-        case admin.Peers(peers=members):
-            return _peer_lines(members)
-        case admin.Rounds(rounds=listed):
-            return _round_lines(listed)
-        case admin.Events(events=happened):
-            return [f"{_clock(event.at)}  {event.text}" for event in happened] or ["nothing happened yet"]
-        case admin.Invitation():
-            return [reply.line]
-        case admin.Done():
-            return [reply.text]
-        case _:
-            assert_never(reply)
+    typer.echo(json.dumps(to_plain(reply), indent=2))
 
 
-def _status_lines(status: admin.Status) -> list[str]:
-    from shoal.panel import amount
+def _follow(directory: Path | None, limit: int, as_json: bool) -> None:
+    """Print events as they come. A coordinator that goes away meanwhile is waited for, and said once."""
+    from shoal import rundirs
+    from shoal.adminclient import call
+    from shoal.protocol.admin import Events, GetEvents
+    from shoal.protocol.errors import UnreachableError
 
-    share = status.committed_tokens / status.total_tokens if status.total_tokens else 0.0
-    facts = [
-        ("run", status.run),
-        ("phase", status.phase),
-        ("version", str(status.version) if status.version >= 0 else "none yet"),
-        ("round", str(status.round)),
-        ("members", f"{status.members} (needs {status.min_peers})"),
-        ("tokens", f"{amount(status.committed_tokens)} of {amount(status.total_tokens)} ({share:.0%})"),
-    ]
-    if status.bits_per_byte > 0:
-        facts.append(("held-out", f"{status.bits_per_byte:.3f} bits per byte at version {status.evaluated_version}"))
-    if status.root:
-        facts.append(("fingerprint", status.root))
-    if status.waiting_for:
-        facts.append(("waiting for", status.waiting_for))
-    return [f"{name:<12} {value}" for name, value in facts]
-
-
-def _peer_lines(members: Sequence[admin.PeerView]) -> list[str]:
-    from shoal.panel import amount, bits, duration
-
-    rows = [
-        (
-            peer.peer[:12],
-            peer.name,
-            peer.state,
-            peer.phase,
-            str(peer.version) if peer.version >= 0 else "",
-            bits(peer.loss) if peer.loss > 0 else "",
-            amount(peer.tokens_per_s) if peer.tokens_per_s > 0 else "",
-            amount(peer.committed_tokens),
-            peer.device,
-            peer.address or "outbound only",
-            duration(peer.silent_s),
-        )
-        for peer in members
-    ]
-    heads = ("peer", "name", "state", "phase", "version", "bits/byte", "tokens/s", "tokens", "device", "address", "silent")
-    return columns(heads, rows) if rows else ["no peers"]
+    found = rundirs.find_operators(directory)
+    newest, lost = 0, False
+    reply = call(found, GetEvents(limit))
+    try:
+        while True:
+            assert isinstance(reply, Events)
+            newest = _print_events(reply, as_json, newest)
+            time.sleep(FOLLOW_EVERY_S)
+            try:
+                reply, lost = call(found, GetEvents(FOLLOWED_AT_ONCE if newest else limit, newest)), False
+            except UnreachableError as error:
+                if not lost:
+                    typer.echo(f"{error}; tried again until it is back", err=True)
+                reply, lost = Events(()), True
+    except KeyboardInterrupt:
+        return  # the way to end it
 
 
-def _round_lines(listed: Sequence[admin.RoundView]) -> list[str]:
-    from shoal.panel import amount, byte_count
+def _print_events(reply: Events, as_json: bool, newest: int) -> int:
+    """Returns the number of the newest event so far."""
+    from shoal.admintables import event_line
+    from shoal.narration import printable
+    from shoal.protocol.plain import to_plain
 
-    rows = [
-        (
-            str(entry.round),
-            str(entry.version) if entry.version >= 0 else "",
-            entry.state,
-            f"{entry.contributors}/{entry.members}",
-            amount(entry.weight),
-            byte_count(entry.sent_bytes),
-            f"{entry.train_s / (entry.train_s + entry.wait_s):.0%}" if entry.train_s > 0 else "",
-            f"{entry.gather_s:.2f}",
-            f"{entry.reduce_s:.2f}",
-            f"{entry.commit_s:.2f}",
-            entry.reason,
-        )
-        for entry in listed
-    ]
-    heads = ("round", "version", "state", "in", "tokens", "sent", "training", "gather s", "reduce s", "commit s", "reason")
-    return columns(heads, rows) if rows else ["no rounds yet"]
-
-
-def columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows under their heads, each column as wide as its widest cell."""
-    widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (heads, *rows)]
-
-
-def _clock(at: float) -> str:
-    import datetime
-
-    return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    for event in reply.events:
+        typer.echo(json.dumps(to_plain(event)) if as_json else printable(event_line(event)))
+        newest = max(newest, event.number)
+    return newest

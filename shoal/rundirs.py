@@ -11,6 +11,8 @@ from pathlib import Path
 from shoal.failures import SettingsError
 
 SPEC_FILE = "run.toml"
+CREDENTIAL_FILE = "run.json"
+"""In a directory that holds a credential: which run it is for."""
 _LAST = "last-run"
 
 
@@ -44,6 +46,15 @@ def find(given: Path | None) -> Path:
     if last is not None and is_run(last):
         return last
     raise SettingsError("no coordinator directory here and none was made on this machine", "name it with --dir DIR")
+
+
+def find_operators(given: Path | None) -> Path:
+    """Like `find`, for operators: the directory may also hold a credential alone."""
+    if given is not None and (normal(given) / CREDENTIAL_FILE).is_file():
+        return normal(given)
+    if given is None and (Path.cwd() / CREDENTIAL_FILE).is_file():
+        return Path.cwd()
+    return find(given)
 
 
 def is_run(directory: Path) -> bool:

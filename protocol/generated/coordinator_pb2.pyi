@@ -469,6 +469,18 @@ class Dismissed(_message.Message):
     copy_is_safe: bool
     def __init__(self, reason: _Optional[str] = ..., may_return: _Optional[bool] = ..., copy_is_safe: _Optional[bool] = ...) -> None: ...
 
+class Leave(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Barred(_message.Message):
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peers: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class GetStatus(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -484,6 +496,18 @@ class GetRounds(_message.Message):
     def __init__(self, limit: _Optional[int] = ...) -> None: ...
 
 class GetEvents(_message.Message):
+    __slots__ = ("limit", "after")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    after: int
+    def __init__(self, limit: _Optional[int] = ..., after: _Optional[int] = ...) -> None: ...
+
+class GetSettings(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetLeaderboard(_message.Message):
     __slots__ = ("limit",)
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     limit: int
@@ -508,6 +532,58 @@ class Resume(_message.Message):
 class Stop(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Kick(_message.Message):
+    __slots__ = ("peer", "reason")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    reason: str
+    def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Ban(_message.Message):
+    __slots__ = ("peer", "reason")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    reason: str
+    def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Unban(_message.Message):
+    __slots__ = ("peer",)
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    def __init__(self, peer: _Optional[str] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ("peer",)
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    def __init__(self, peer: _Optional[str] = ...) -> None: ...
+
+class Change(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: str
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class Grant(_message.Message):
+    __slots__ = ("role", "name", "public_key", "tls_key", "binding", "days")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    TLS_KEY_FIELD_NUMBER: _ClassVar[int]
+    BINDING_FIELD_NUMBER: _ClassVar[int]
+    DAYS_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    name: str
+    public_key: bytes
+    tls_key: bytes
+    binding: bytes
+    days: float
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., public_key: _Optional[bytes] = ..., tls_key: _Optional[bytes] = ..., binding: _Optional[bytes] = ..., days: _Optional[float] = ...) -> None: ...
 
 class Status(_message.Message):
     __slots__ = ("run", "term", "phase", "waiting_for", "version", "round", "members", "min_peers", "committed_tokens", "total_tokens", "bits_per_byte", "evaluated_version", "root")
@@ -540,7 +616,7 @@ class Status(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., version: _Optional[int] = ..., round: _Optional[int] = ..., members: _Optional[int] = ..., min_peers: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., bits_per_byte: _Optional[float] = ..., evaluated_version: _Optional[int] = ..., root: _Optional[str] = ...) -> None: ...
 
 class PeerView(_message.Message):
-    __slots__ = ("peer", "name", "session", "state", "address", "device", "version", "phase", "silent_s", "tokens_per_s", "loss", "committed_tokens", "software")
+    __slots__ = ("peer", "name", "session", "state", "address", "device", "version", "phase", "silent_s", "tokens_per_s", "loss", "committed_tokens", "software", "draining", "certificate_until", "warning")
     PEER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -554,6 +630,9 @@ class PeerView(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
     session: int
@@ -567,10 +646,13 @@ class PeerView(_message.Message):
     loss: float
     committed_tokens: int
     software: str
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., session: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., silent_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., committed_tokens: _Optional[int] = ..., software: _Optional[str] = ...) -> None: ...
+    draining: bool
+    certificate_until: float
+    warning: str
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., session: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., silent_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., committed_tokens: _Optional[int] = ..., software: _Optional[str] = ..., draining: _Optional[bool] = ..., certificate_until: _Optional[float] = ..., warning: _Optional[str] = ...) -> None: ...
 
 class RoundView(_message.Message):
-    __slots__ = ("round", "version", "state", "members", "contributors", "weight", "sent_bytes", "gather_s", "reduce_s", "commit_s", "reason", "train_s", "wait_s")
+    __slots__ = ("round", "version", "state", "members", "contributors", "weight", "sent_bytes", "gather_s", "reduce_s", "commit_s", "reason", "train_s", "wait_s", "received_bytes", "expected_weight", "expected_bytes", "expected_gather_s", "absent")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -584,6 +666,11 @@ class RoundView(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     TRAIN_S_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_GATHER_S_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
     round: int
     version: int
     state: str
@@ -597,15 +684,56 @@ class RoundView(_message.Message):
     reason: str
     train_s: float
     wait_s: float
-    def __init__(self, round: _Optional[int] = ..., version: _Optional[int] = ..., state: _Optional[str] = ..., members: _Optional[int] = ..., contributors: _Optional[int] = ..., weight: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., gather_s: _Optional[float] = ..., reduce_s: _Optional[float] = ..., commit_s: _Optional[float] = ..., reason: _Optional[str] = ..., train_s: _Optional[float] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    received_bytes: int
+    expected_weight: int
+    expected_bytes: int
+    expected_gather_s: float
+    absent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, round: _Optional[int] = ..., version: _Optional[int] = ..., state: _Optional[str] = ..., members: _Optional[int] = ..., contributors: _Optional[int] = ..., weight: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., gather_s: _Optional[float] = ..., reduce_s: _Optional[float] = ..., commit_s: _Optional[float] = ..., reason: _Optional[str] = ..., train_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., received_bytes: _Optional[int] = ..., expected_weight: _Optional[int] = ..., expected_bytes: _Optional[int] = ..., expected_gather_s: _Optional[float] = ..., absent: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EventView(_message.Message):
-    __slots__ = ("at", "text")
+    __slots__ = ("at", "text", "number", "level")
     AT_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
     at: float
     text: str
-    def __init__(self, at: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
+    number: int
+    level: str
+    def __init__(self, at: _Optional[float] = ..., text: _Optional[str] = ..., number: _Optional[int] = ..., level: _Optional[str] = ...) -> None: ...
+
+class SettingView(_message.Message):
+    __slots__ = ("key", "value", "initial", "meaning")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_FIELD_NUMBER: _ClassVar[int]
+    MEANING_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: str
+    initial: str
+    meaning: str
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ..., initial: _Optional[str] = ..., meaning: _Optional[str] = ...) -> None: ...
+
+class Contributor(_message.Message):
+    __slots__ = ("peer", "name", "tokens", "rounds", "sent_bytes", "received_bytes", "here", "banned")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    BANNED_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    name: str
+    tokens: int
+    rounds: int
+    sent_bytes: int
+    received_bytes: int
+    here: bool
+    banned: bool
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., here: _Optional[bool] = ..., banned: _Optional[bool] = ...) -> None: ...
 
 class Peers(_message.Message):
     __slots__ = ("peers",)
@@ -624,6 +752,32 @@ class Events(_message.Message):
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[EventView]
     def __init__(self, events: _Optional[_Iterable[_Union[EventView, _Mapping]]] = ...) -> None: ...
+
+class RunSettings(_message.Message):
+    __slots__ = ("settings",)
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    settings: _containers.RepeatedCompositeFieldContainer[SettingView]
+    def __init__(self, settings: _Optional[_Iterable[_Union[SettingView, _Mapping]]] = ...) -> None: ...
+
+class Leaderboard(_message.Message):
+    __slots__ = ("contributors", "committed_tokens")
+    CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    contributors: _containers.RepeatedCompositeFieldContainer[Contributor]
+    committed_tokens: int
+    def __init__(self, contributors: _Optional[_Iterable[_Union[Contributor, _Mapping]]] = ..., committed_tokens: _Optional[int] = ...) -> None: ...
+
+class Granted(_message.Message):
+    __slots__ = ("peer", "role", "certificate", "ca")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    CA_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    role: str
+    certificate: str
+    ca: str
+    def __init__(self, peer: _Optional[str] = ..., role: _Optional[str] = ..., certificate: _Optional[str] = ..., ca: _Optional[str] = ...) -> None: ...
 
 class Invitation(_message.Message):
     __slots__ = ("line", "uses", "hours")
@@ -676,19 +830,21 @@ class Renew(_message.Message):
     def __init__(self, run: _Optional[str] = ..., public_key: _Optional[bytes] = ..., tls_key: _Optional[bytes] = ..., binding: _Optional[bytes] = ...) -> None: ...
 
 class Enrolled(_message.Message):
-    __slots__ = ("peer", "certificate", "ca", "session_addresses")
+    __slots__ = ("peer", "certificate", "ca", "session_addresses", "now")
     PEER_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     CA_FIELD_NUMBER: _ClassVar[int]
     SESSION_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    NOW_FIELD_NUMBER: _ClassVar[int]
     peer: str
     certificate: str
     ca: str
     session_addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, peer: _Optional[str] = ..., certificate: _Optional[str] = ..., ca: _Optional[str] = ..., session_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    now: float
+    def __init__(self, peer: _Optional[str] = ..., certificate: _Optional[str] = ..., ca: _Optional[str] = ..., session_addresses: _Optional[_Iterable[str]] = ..., now: _Optional[float] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("session", "term", "hello", "heartbeat", "state_ready", "locate", "ready", "part_closed", "have", "applied", "fingerprint", "evaluated", "complaint", "goodbye", "welcome", "refused", "build_origin", "donors", "catch_up", "open", "wrap", "plan", "replan", "contributor_lost", "commit", "abandoned", "evaluate", "resync", "notice", "finish", "dismissed")
+    __slots__ = ("session", "term", "hello", "heartbeat", "state_ready", "locate", "ready", "part_closed", "have", "applied", "fingerprint", "evaluated", "complaint", "goodbye", "welcome", "refused", "build_origin", "donors", "catch_up", "open", "wrap", "plan", "replan", "contributor_lost", "commit", "abandoned", "evaluate", "resync", "notice", "finish", "dismissed", "leave", "barred")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -720,6 +876,8 @@ class Envelope(_message.Message):
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     DISMISSED_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    BARRED_FIELD_NUMBER: _ClassVar[int]
     session: int
     term: int
     hello: Hello
@@ -751,10 +909,12 @@ class Envelope(_message.Message):
     notice: Notice
     finish: Finish
     dismissed: Dismissed
-    def __init__(self, session: _Optional[int] = ..., term: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., state_ready: _Optional[_Union[StateReady, _Mapping]] = ..., locate: _Optional[_Union[Locate, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., part_closed: _Optional[_Union[PartClosed, _Mapping]] = ..., have: _Optional[_Union[Have, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., complaint: _Optional[_Union[Complaint, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., build_origin: _Optional[_Union[BuildOrigin, _Mapping]] = ..., donors: _Optional[_Union[Donors, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., wrap: _Optional[_Union[Wrap, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., replan: _Optional[_Union[Replan, _Mapping]] = ..., contributor_lost: _Optional[_Union[ContributorLost, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandoned: _Optional[_Union[Abandoned, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ...) -> None: ...
+    leave: Leave
+    barred: Barred
+    def __init__(self, session: _Optional[int] = ..., term: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., state_ready: _Optional[_Union[StateReady, _Mapping]] = ..., locate: _Optional[_Union[Locate, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., part_closed: _Optional[_Union[PartClosed, _Mapping]] = ..., have: _Optional[_Union[Have, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., complaint: _Optional[_Union[Complaint, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., build_origin: _Optional[_Union[BuildOrigin, _Mapping]] = ..., donors: _Optional[_Union[Donors, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., wrap: _Optional[_Union[Wrap, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., replan: _Optional[_Union[Replan, _Mapping]] = ..., contributor_lost: _Optional[_Union[ContributorLost, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandoned: _Optional[_Union[Abandoned, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., barred: _Optional[_Union[Barred, _Mapping]] = ...) -> None: ...
 
 class AdminCommand(_message.Message):
-    __slots__ = ("get_status", "get_peers", "get_rounds", "get_events", "make_invite", "pause", "resume", "stop")
+    __slots__ = ("get_status", "get_peers", "get_rounds", "get_events", "make_invite", "pause", "resume", "stop", "kick", "ban", "unban", "drain", "change", "grant", "get_settings", "get_leaderboard")
     GET_STATUS_FIELD_NUMBER: _ClassVar[int]
     GET_PEERS_FIELD_NUMBER: _ClassVar[int]
     GET_ROUNDS_FIELD_NUMBER: _ClassVar[int]
@@ -763,6 +923,14 @@ class AdminCommand(_message.Message):
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    KICK_FIELD_NUMBER: _ClassVar[int]
+    BAN_FIELD_NUMBER: _ClassVar[int]
+    UNBAN_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    GET_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    GET_LEADERBOARD_FIELD_NUMBER: _ClassVar[int]
     get_status: GetStatus
     get_peers: GetPeers
     get_rounds: GetRounds
@@ -771,10 +939,18 @@ class AdminCommand(_message.Message):
     pause: Pause
     resume: Resume
     stop: Stop
-    def __init__(self, get_status: _Optional[_Union[GetStatus, _Mapping]] = ..., get_peers: _Optional[_Union[GetPeers, _Mapping]] = ..., get_rounds: _Optional[_Union[GetRounds, _Mapping]] = ..., get_events: _Optional[_Union[GetEvents, _Mapping]] = ..., make_invite: _Optional[_Union[MakeInvite, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+    kick: Kick
+    ban: Ban
+    unban: Unban
+    drain: Drain
+    change: Change
+    grant: Grant
+    get_settings: GetSettings
+    get_leaderboard: GetLeaderboard
+    def __init__(self, get_status: _Optional[_Union[GetStatus, _Mapping]] = ..., get_peers: _Optional[_Union[GetPeers, _Mapping]] = ..., get_rounds: _Optional[_Union[GetRounds, _Mapping]] = ..., get_events: _Optional[_Union[GetEvents, _Mapping]] = ..., make_invite: _Optional[_Union[MakeInvite, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., kick: _Optional[_Union[Kick, _Mapping]] = ..., ban: _Optional[_Union[Ban, _Mapping]] = ..., unban: _Optional[_Union[Unban, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., get_settings: _Optional[_Union[GetSettings, _Mapping]] = ..., get_leaderboard: _Optional[_Union[GetLeaderboard, _Mapping]] = ...) -> None: ...
 
 class AdminReply(_message.Message):
-    __slots__ = ("status", "peers", "rounds", "events", "invitation", "done", "admin_error")
+    __slots__ = ("status", "peers", "rounds", "events", "invitation", "done", "admin_error", "run_settings", "leaderboard", "granted")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
@@ -782,6 +958,9 @@ class AdminReply(_message.Message):
     INVITATION_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     ADMIN_ERROR_FIELD_NUMBER: _ClassVar[int]
+    RUN_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    LEADERBOARD_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
     status: Status
     peers: Peers
     rounds: Rounds
@@ -789,4 +968,7 @@ class AdminReply(_message.Message):
     invitation: Invitation
     done: Done
     admin_error: AdminError
-    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ..., events: _Optional[_Union[Events, _Mapping]] = ..., invitation: _Optional[_Union[Invitation, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., admin_error: _Optional[_Union[AdminError, _Mapping]] = ...) -> None: ...
+    run_settings: RunSettings
+    leaderboard: Leaderboard
+    granted: Granted
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ..., events: _Optional[_Union[Events, _Mapping]] = ..., invitation: _Optional[_Union[Invitation, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., admin_error: _Optional[_Union[AdminError, _Mapping]] = ..., run_settings: _Optional[_Union[RunSettings, _Mapping]] = ..., leaderboard: _Optional[_Union[Leaderboard, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ...) -> None: ...

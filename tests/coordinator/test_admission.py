@@ -9,7 +9,7 @@ import pytest
 from shoal.coordinator import admission
 from shoal.coordinator.ledger import Ledger
 from shoal.coordinator.records import OriginBuilt, RoundAbandoned, RoundOpened, RunCreated, RunEnded, SessionOpened
-from shoal.protocol.messages import NO_SESSION, NO_VERSION, FragmentShape, Hello, Layout, Refused, StateReady
+from shoal.protocol.messages import NO_SESSION, NO_VERSION, PROTOCOL_MINOR, FragmentShape, Hello, Layout, Refused, StateReady
 
 PEER = frozenset({"peer"})
 LAYOUT = Layout(b"L" * 32, 30, (FragmentShape(3),))
@@ -52,7 +52,9 @@ def test_a_peer_of_another_run_is_told_both_names() -> None:
 
 def test_another_major_version_is_refused_and_another_minor_one_is_not() -> None:
     refusal = why_not(ledger(), PEER, replace(HELLO, major=2, minor=7))
-    assert refusal == Refused("VERSION", "the coordinator speaks protocol 1.0, this peer 2.7", "install the same shoal on both")
+    assert refusal == Refused(
+        "VERSION", f"the coordinator speaks protocol 1.{PROTOCOL_MINOR}, this peer 2.7", "install the same shoal on both"
+    )
     assert why_not(ledger(), PEER, replace(HELLO, minor=7)) is None
 
 

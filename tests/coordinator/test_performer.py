@@ -12,6 +12,7 @@ import pytest
 from shoal.coordinator.events import (
     Answer,
     Asked,
+    Bar,
     Close,
     Connected,
     Disconnected,
@@ -56,10 +57,12 @@ class Trace:
     def __init__(self) -> None:
         self.steps: list[object] = []
         self.disk_is_slow_s = 0.0
+        self.history: list[tuple[str, str]] = []
 
-    def append(self, records: list[Record]) -> None:
+    def append(self, records: list[Record], told: list[tuple[str, str]]) -> None:
         time.sleep(self.disk_is_slow_s)
         self.steps += records
+        self.history += told
 
     def send(self, envelope: Envelope) -> None:
         self.steps.append(envelope.body)
@@ -125,7 +128,7 @@ async def test_nothing_is_sent_before_the_records_ahead_of_it_are_durable() -> N
 
 async def test_nothing_at_all_leaves_when_the_journal_cannot_be_written() -> None:
     class FullDisk(Trace):
-        def append(self, records: list[Record]) -> None:
+        def append(self, records: list[Record], told: list[tuple[str, str]]) -> None:
             if TermRaised(2) in records:
                 raise OSError("no space left on device")
 
@@ -223,3 +226,19 @@ async def test_a_bug_in_the_core_ends_the_process_instead_of_going_on_with_half_
     performer.connect("p", frozenset(), "", Trace())
     with pytest.raises(KeyError, match="bug"):
         await asyncio.wait_for(performer.run(), 5)
+
+
+async def test_what_core_and_shell_tell_is_said_and_kept_and_bans_reach_the_shell() -> None:
+    trace = Trace()
+    said: list[tuple[str, str]] = []
+    barred: list[frozenset[str]] = []
+    core = ScriptedCore(lambda event: [Log("it happened", "warning"), Bar(frozenset({"eve"}))])
+    performer = Performer(core, trace, lambda text, level: said.append((text, level)), barred.append)
+    task = asyncio.create_task(performer.run())
+    performer.tell("a stream broke", "info")
+    await until(lambda: trace.history == [("a stream broke", "info")])
+    performer.connect("p", frozenset(), "", trace)
+    await until(lambda: barred == [{"eve"}])
+    assert trace.history == said == [("a stream broke", "info"), ("it happened", "warning")]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

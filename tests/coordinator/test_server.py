@@ -18,7 +18,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from shoal.adminclient import ask
+from shoal.adminclient import ask, grant
 from shoal.coordinator.core import Core
 from shoal.coordinator.events import Answer, Asked, Close, Connected, Disconnected, Effect, Event, Journal, Said, Send, TimePassed
 from shoal.coordinator.journal import Journal as JournalFile
@@ -32,7 +32,19 @@ from shoal.peer import diagnosis
 from shoal.peer.enrol import Credentials, Keeper, come_in, enrol, load, renew
 from shoal.peer.events import Heard, Offline, Online
 from shoal.peer.session import GrpcDial, SessionLink
-from shoal.protocol.admin import Done, GetStatus, Invitation, MakeInvite, Pause, Resume
+from shoal.protocol.admin import (
+    Ban,
+    Done,
+    Events,
+    GetEvents,
+    GetStatus,
+    Invitation,
+    MakeInvite,
+    Pause,
+    Resume,
+    Status,
+    Unban,
+)
 from shoal.protocol.channels import Kind, open_channel
 from shoal.protocol.errors import (
     IdentityError,
@@ -50,6 +62,7 @@ from shoal.protocol.messages import (
     NO_VERSION,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
+    Barred,
     Dismissed,
     Envelope,
     Heartbeat,
@@ -505,23 +518,107 @@ async def test_changes_and_refusals_are_written_down_and_looking_is_not(run: tup
         volunteer = await come_in(tmp_path / "p", invite)
         with pytest.raises(RefusedError, match=f"certificate of {volunteer.peer} has no admin right"):
             await ask(tmp_path / "p", Pause())
-        with pytest.raises(RefusedError, match="no admin right"):
+        with pytest.raises(RefusedError, match="no admin or observer right"):
             await ask(tmp_path / "p", GetStatus())
         with pytest.raises(RefusedError, match="cannot make an invite for 0 uses"):
             await ask(directory, MakeInvite(0, 1.0))
+        seen = await ask(directory, GetEvents(100))
+        assert isinstance(seen, Events)
     journal = JournalFile.open(journal_url(directory / "journal.db"))
     operator = load(directory / "admin").peer
     lines = [(line.who, line.what, line.result) for line in journal.audited()]
     pauses = [record.by for record in journal.records() if isinstance(record, PauseSet)]
     journal.close()
     assert lines == [
-        (operator, "Pause()", "Pause"),
-        (operator, "Resume()", "Resume"),
-        (volunteer.peer, "Pause()", f"refused: the certificate of {volunteer.peer} has no admin right"),
-        (volunteer.peer, "GetStatus()", f"refused: the certificate of {volunteer.peer} has no admin right"),
-        (operator, "MakeInvite(uses=0, hours=1.0)", "refused: cannot make an invite for 0 uses within 1 hours"),
+        (operator, "pause", "Pause"),
+        (operator, "resume", "Resume"),
+        (volunteer.peer, "pause", f"refused: the certificate of {volunteer.peer} has no admin right"),
+        (volunteer.peer, "status", f"refused: the certificate of {volunteer.peer} has no admin or observer right"),
+        (operator, "invite for 0 uses within 1 h", "refused: cannot make an invite for 0 uses within 1 hours"),
     ]
     assert pauses == [operator] * 3  # the small core writes this down whatever it is asked
+    assert [event.text for event in seen.events] == [f"operator {who[:8]} asked: {what}: {result}" for who, what, result in lines]
+
+
+async def test_events_go_on_from_a_number_and_outlive_the_coordinator(run: tuple[Path, Invite]) -> None:
+    directory, _ = run
+    async with serving(directory):
+        await ask(directory, Pause())
+        first = await ask(directory, GetEvents(10))
+    async with serving(directory):
+        await ask(directory, Resume())
+        again = await ask(directory, GetEvents(10))
+        assert isinstance(first, Events)
+        newest = first.events[-1].number
+        later = await ask(directory, GetEvents(10, after=newest))
+    assert isinstance(again, Events)
+    assert isinstance(later, Events)
+    assert again.events[:1] == first.events
+    assert again.events[1:] == later.events
+    assert [event.text.split(": ", 1)[1] for event in again.events] == ["pause: Pause", "resume: Resume"]
+    assert all(abs(event.at - time.time()) < 60 for event in again.events)
+
+
+async def test_an_observer_may_look_and_not_act_until_it_is_banned(run: tuple[Path, Invite], tmp_path: Path) -> None:
+    directory, _ = run
+    async with serving(directory, Core):
+        granted = await asyncio.to_thread(grant, directory, "observer", tmp_path / "eva", "eva", 1.0)
+        place = tmp_path / "eva"
+        assert isinstance(await ask(place, GetStatus()), Status)
+        with pytest.raises(RefusedError, match=f"certificate of {granted.peer} has no admin right"):
+            await ask(place, Pause())
+        with pytest.raises(RefusedError, match="no admin right"):
+            await asyncio.to_thread(grant, place, "admin", tmp_path / "more", "eva too", 1.0)
+        assert not (tmp_path / "more").exists()
+        events = await ask(place, GetEvents(10))
+        assert isinstance(events, Events)
+        asked = [event.text for event in events.events if "asked: " in event.text]
+        assert asked[0].endswith(f"asked: grant observer to eva: {granted.peer} is observer now")
+        assert asked[1].startswith(f"observer eva ({granted.peer[:8]}) asked: pause: refused")
+        await ask(directory, Ban(granted.peer, "left the project"))
+        with pytest.raises(RefusedError, match="banned from this run"):
+            await ask(place, GetStatus())
+        with pytest.raises(RefusedError, match="your own credential"):
+            await ask(directory, Ban(load(directory / "admin").peer))
+    async with serving(directory, Core):  # a ban outlives the coordinator
+        with pytest.raises(RefusedError, match="banned from this run"):
+            await ask(place, GetStatus())
+
+
+async def test_a_granted_admin_may_act(run: tuple[Path, Invite], tmp_path: Path) -> None:
+    directory, _ = run
+    async with serving(directory):
+        await asyncio.to_thread(grant, directory, "admin", tmp_path / "dan", "dan", 1.0)
+        assert await ask(tmp_path / "dan", Pause()) == Done("Pause")
+        with pytest.raises(RefusedError, match="cannot grant for 400 days"):
+            await asyncio.to_thread(grant, directory, "admin", tmp_path / "late", "late", 400.0)
+
+
+async def test_a_banned_peer_gets_no_certificate_and_its_stream_ends_at_once(run: tuple[Path, Invite], tmp_path: Path) -> None:
+    directory, invite = run
+    async with serving(directory, Core):
+        mallory, bob = await come_in(tmp_path / "mallory", invite), await come_in(tmp_path / "bob", invite)
+        async with peer(mallory) as one, peer(bob) as other:
+            for each in (one, other):
+                each.link.say(hello())
+            await until(lambda: all(any(isinstance(body, Welcome) for body in each.heard) for each in (one, other)))
+            await ask(directory, Ban(mallory.peer[:10], "sent noise"))
+            await until(lambda: any(isinstance(event, Offline) for event in one.events))
+            dismissed = [body for body in one.heard if isinstance(body, Dismissed)]
+            assert [(body.reason, body.may_return) for body in dismissed] == [("was banned by an operator (sent noise)", False)]
+            await until(lambda: Barred((mallory.peer,)) in other.heard)
+        for again in (enrol(invite, tmp_path / "mallory"), renew(mallory)):
+            with pytest.raises(ShoalError, match=f"{mallory.peer[:8]} is banned from run 'demo'"):
+                await again
+        async with peer(mallory) as one:
+            one.link.say(hello())
+            await until(lambda: any(isinstance(body, Refused) for body in one.heard))
+            assert [body.code for body in one.heard if isinstance(body, Refused)] == ["BANNED"]
+        await ask(directory, Unban(mallory.peer[:10]))
+        (await renew(mallory)).check()
+        async with peer(mallory) as one:
+            one.link.say(hello())
+            await until(lambda: any(isinstance(body, Welcome) for body in one.heard))
 
 
 async def test_an_operator_of_a_stopped_coordinator_gets_one_sentence(run: tuple[Path, Invite], tmp_path: Path) -> None:

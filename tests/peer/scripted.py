@@ -32,10 +32,12 @@ RUN = "shoal-test"
 LAYOUT = b"L" * 32
 
 
-def credential(authority: Authority, rights: Sequence[str] = ("peer", "reducer")) -> Credential:
+def credential(
+    authority: Authority, rights: Sequence[str] = ("peer", "reducer"), lifetime: datetime.timedelta = datetime.timedelta(hours=1)
+) -> Credential:
     """A new identity with a certificate."""
     identity = Identity.generate()
-    certificate = authority.issue(identity.tls_public_key, identity.peer_id, rights, datetime.timedelta(hours=1))
+    certificate = authority.issue(identity.tls_public_key, identity.peer_id, rights, lifetime)
     return Credential(identity.tls_key_pem, certificate, authority.ca_pem)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import functools
 import hashlib
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +24,9 @@ from shoal.compression.codec import Codec, codec
 from shoal.compression.packing import pack
 from shoal.optim.layout import Part
 from shoal.optim.outer import nesterov_step
-from shoal.peer import bulk
+from shoal.peer import bulk, doorkeeper
 from shoal.peer import events as ev
+from shoal.peer.events import Bar
 from shoal.peer.exchange import Limits
 from shoal.peer.packer import Packer
 from shoal.protocol import channels, frames, services, tls
@@ -361,11 +364,63 @@ async def test_a_certificate_that_expired_since_the_connection_was_made_opens_no
     call.cancel()
     assert (await services.PING.call(channel, Ping(RUN), timeout_s=5)).peer == peer.me
     ends = other.plane._credential().owner.expires_at.timestamp()
-    monkeypatch.setattr(bulk, "time", SimpleNamespace(time=lambda: ends))
-    with pytest.raises(grpc.aio.AioRpcError, match="expired") as caught:
+    clock = SimpleNamespace(time=lambda: ends, strftime=time.strftime, gmtime=time.gmtime)
+    monkeypatch.setattr(doorkeeper, "time", clock)
+    with pytest.raises(grpc.aio.AioRpcError, match=r"expired at \d{4}-.* UTC; the clock here says \d{4}-") as caught:
         await services.PING.call(channel, Ping(RUN), timeout_s=5)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
     await channel.close()
+
+
+async def test_a_call_that_is_open_when_its_certificate_ends_is_ended_and_hears_both_times(
+    swarm: Swarm, authority: Authority
+) -> None:
+    (peer,) = await swarm(1)
+    short = credential(authority, lifetime=datetime.timedelta(seconds=2.5))
+    channel = channels.open_channel(Kind.BULK, peer.address, tls.client_credentials(short), peer.me)
+    call = services.REDUCE.stub(channel)()
+    await call.write(frame(9, 0, b"", 0))  # a round that has no plan yet: the stream waits for it
+    with pytest.raises(grpc.aio.AioRpcError, match=r"expired at \d{4}-.* UTC; the clock here says \d{4}-") as caught:
+        await asyncio.wait_for(call.read(), 10)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert time.time() >= short.owner.expires_at.timestamp()
+    assert peer.plane._early.total() == 0
+    await channel.close()
+
+
+async def test_a_banned_peers_open_streams_end_at_once_and_it_opens_no_others_until_it_is_unbanned(swarm: Swarm) -> None:
+    peer, eve, bob = await swarm(3)
+    banned, call = await raw_stream(eve, peer)
+    other, going_on = await raw_stream(bob, peer)
+    for stream in (call, going_on):
+        await stream.write(frame(9, 0, b"", 0))
+    async with asyncio.timeout(10):
+        while peer.plane._early.total() < 2:
+            await asyncio.sleep(0.01)
+    peer.plane.perform(Bar(frozenset({eve.me})))
+    with pytest.raises(grpc.aio.AioRpcError, match=f"{eve.me} is banned from this run") as caught:
+        await asyncio.wait_for(call.read(), 5)
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    with pytest.raises(grpc.aio.AioRpcError, match="is banned"):
+        await services.PING.call(banned, Ping(RUN), timeout_s=5)
+    assert (await services.PING.call(other, Ping(RUN), timeout_s=5)).peer == peer.me
+    assert not going_on.done()
+    assert peer.plane._early.total() == 1
+    peer.plane.perform(Bar(frozenset()))
+    assert (await services.PING.call(banned, Ping(RUN), timeout_s=5)).peer == peer.me
+    going_on.cancel()
+    for channel in (banned, other):
+        await channel.close()
+
+
+async def test_connections_to_a_banned_peer_are_closed(swarm: Swarm) -> None:
+    peer, eve, bob = await swarm(3)
+    to_eve, to_bob = peer.plane._channel(eve.contact), peer.plane._channel(bob.contact)
+    peer.plane.perform(Bar(frozenset({eve.me})))
+    async with asyncio.timeout(5):
+        while to_eve.get_state() is not grpc.ChannelConnectivity.SHUTDOWN:
+            await asyncio.sleep(0.01)
+    assert peer.plane._channel(bob.contact) is to_bob
 
 
 async def test_a_renewed_certificate_and_a_moved_peer_get_new_connections_and_the_old_ones_are_closed(

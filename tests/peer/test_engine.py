@@ -29,6 +29,7 @@ from shoal.peer.engine import (
 from shoal.peer.events import (
     Add,
     Apply,
+    Bar,
     BeginReduce,
     BuildState,
     ClosePart,
@@ -85,6 +86,7 @@ from shoal.protocol.messages import (
     PROTOCOL_MINOR,
     Abandoned,
     Applied,
+    Barred,
     BuildOrigin,
     CatchUp,
     Commit,
@@ -108,6 +110,7 @@ from shoal.protocol.messages import (
     Held,
     Hello,
     Layout,
+    Leave,
     Locate,
     Notice,
     Open,
@@ -1207,3 +1210,20 @@ def phase_of(story: str) -> str:
 )
 def test_a_peer_says_what_it_is_doing(phase: str) -> None:
     assert phase_of(phase) == phase
+
+
+# --- what operators do ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_drained_peer_leaves_like_one_whose_volunteer_asked_for_it() -> None:
+    desk = Desk.member()
+    effects = desk.hears(Leave("an operator drains it"))
+    assert Tell("asked to leave: an operator drains it") in effects
+    assert any(isinstance(effect, Say) and isinstance(effect.body, Goodbye) for effect in effects)
+    assert desk.hears(Leave("again")) == []
+    assert desk.hears(Dismissed("left: the volunteer left", may_return=False)) == [Exit(EXIT_DONE, "left the run")]
+
+
+def test_who_is_banned_is_told_to_the_bulk_plane() -> None:
+    desk = Desk.member()
+    assert desk.hears(Barred(("eve", "mallory"))) == [Bar(frozenset({"eve", "mallory"}))]

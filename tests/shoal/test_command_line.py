@@ -31,7 +31,8 @@ GROUPS: tuple[list[str], ...] = (
     ["peer", "join"],
     ["admin"],
 )
-ADMIN = ("status", "peers", "rounds", "events", "invite", "pause", "resume", "stop")
+ADMIN = ("status", "peers", "rounds", "leaderboard", "events", "invite", "pause", "resume", "stop")
+STEERING = ("kick", "ban", "unban", "drain", "set", "grant")
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def test_every_command_explains_itself(words: list[str], capsys: pytest.CaptureF
     assert "Usage: shoal" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ADMIN)
+@pytest.mark.parametrize("name", [*ADMIN, *STEERING])
 def test_every_admin_command_takes_json_and_a_directory(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["admin", name, "--help"], verbose=False) == 0
     out = capsys.readouterr().out

@@ -16,6 +16,7 @@ from shoal.peer.engine import Engine, Introduction, Kept
 from shoal.peer.events import (
     Add,
     Apply,
+    Bar,
     BeginReduce,
     BuildState,
     ClosePart,
@@ -420,6 +421,8 @@ class Machine:
                 self.vault.session = session
             case Serve(allowed):
                 self.may_serve = allowed
+            case Bar():
+                pass
             case DropPending():
                 self.judge.drops_pending(self, effects_to_come)
                 self._clear_pending()

@@ -14,9 +14,9 @@ if _moment:
     _left = int(_count)
     _append = Journal.append
 
-    def _append_and_die(journal, records):
+    def _append_and_die(journal, records, told=()):
         global _left
-        _append(journal, records)
+        _append(journal, records, told)
         _left -= sum(type(record).__name__ == _kind for record in records)
         if _left <= 0:
             os._exit(137)

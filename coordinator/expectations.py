@@ -1,0 +1,35 @@
+"""What a round should cost, to be compared with what it did. Pure arithmetic on a plan; nothing is decided by it.
+
+Neighbours: `core` journals the numbers with the round, `shoal admin rounds` shows them beside the actual ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.protocol.messages import Plan, Section
+from shoal.protocol.spec import RunSpec
+
+_BYTES_PER_VALUE = {"raw": 4.0, "bf16": 2.0, "fp16": 2.0, "int8": 1.0}
+_SCALE_BYTES = 4
+
+
+def bytes_per_value(codec: str, block: int) -> float:
+    """What one value takes on its way, headers left out."""
+    return _BYTES_PER_VALUE[codec] + (_SCALE_BYTES / block if codec == "int8" else 0.0)
+
+
+def plan_bytes(plan: Plan, values: int, spec: RunSpec) -> int:
+    """What all members send together: contributors everything but their own share, reducers their share to all the others."""
+    shares = [share for share in plan.shares if share.section is Section.PARAMETERS]
+    parts = sum(share.stop - share.start for share in shares)
+    contributors = {contribution.peer for contribution in plan.contributions}
+    kept = sum(share.stop - share.start for share in shares if share.reducer.peer in contributors) / parts
+    sent = (len(contributors) - kept) * bytes_per_value(spec.codec.send, spec.codec.block)
+    returned = (len(plan.members) - 1) * bytes_per_value(spec.codec.return_, spec.codec.block)
+    return round(values * (sent + returned))
+
+
+def gather_s(quota_tokens: int, speeds: Iterable[float]) -> float:
+    """What the slowest of these (tokens per second) needs for its quota; who reported no speed yet does not count."""
+    return max((quota_tokens / speed for speed in speeds if speed > 0), default=0.0)

@@ -1,0 +1,141 @@
+"""How an operator's answers look to a person: lines and tables. `--json` prints the answers as they are instead.
+
+Neighbour: `command_admin` asks, and prints these.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import assert_never
+
+from shoal.panel import amount, bits, byte_count, duration
+from shoal.protocol import admin
+
+ID = 8
+"""Characters of an id that are shown; they name a peer in commands, too."""
+
+
+def describe(reply: admin.AdminReply) -> list[str]:
+    """The lines that a person reads."""
+    match reply:
+        case admin.Status():
+            return _status(reply)
+        case admin.Peers(peers=members):
+            return _peers(members)
+        case admin.Rounds(rounds=listed):
+            return _rounds(listed)
+        case admin.Events(events=happened):
+            return [event_line(event) for event in happened] or ["nothing happened yet"]
+        case admin.RunSettings(settings=settings):
+            rows = [(entry.key, entry.value, entry.initial, entry.meaning) for entry in settings]
+            return columns(("setting", "is", "was", "means"), rows)
+        case admin.Leaderboard(contributors=contributors, committed_tokens=tokens):
+            return _leaderboard(contributors, tokens)
+        case admin.Granted():
+            return [f"{reply.peer} is {reply.role} now"]
+        case admin.Invitation():
+            return [reply.line]
+        case admin.Done():
+            return [reply.text]
+        case _:
+            assert_never(reply)
+
+
+def event_line(event: admin.EventView) -> str:
+    """One line of history, with this machine's time of day."""
+    mark = "" if event.level == "info" else f"{event.level}: "
+    at = datetime.datetime.fromtimestamp(event.at).astimezone()
+    return f"{at:%Y-%m-%d %H:%M:%S}  {mark}{event.text}"
+
+
+def columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows under their heads, each column as wide as its widest cell."""
+    widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (heads, *rows)]
+
+
+def _status(status: admin.Status) -> list[str]:
+    share = status.committed_tokens / status.total_tokens if status.total_tokens else 0.0
+    facts = [
+        ("run", status.run),
+        ("phase", status.phase),
+        ("version", str(status.version) if status.version >= 0 else "none yet"),
+        ("round", str(status.round)),
+        ("members", f"{status.members} (needs {status.min_peers})"),
+        ("tokens", f"{amount(status.committed_tokens)} of {amount(status.total_tokens)} ({share:.0%})"),
+    ]
+    if status.bits_per_byte > 0:
+        facts.append(("held-out", f"{status.bits_per_byte:.3f} bits per byte at version {status.evaluated_version}"))
+    if status.root:
+        facts.append(("fingerprint", status.root))
+    if status.waiting_for:
+        facts.append(("waiting for", status.waiting_for))
+    return [f"{name:<12} {value}" for name, value in facts]
+
+
+def _peers(members: Sequence[admin.PeerView]) -> list[str]:
+    rows = [
+        (
+            peer.peer[:12],
+            peer.name,
+            f"{peer.state}, draining" if peer.draining else peer.state,
+            peer.phase,
+            str(peer.version) if peer.version >= 0 else "",
+            bits(peer.loss) if peer.loss > 0 else "",
+            amount(peer.tokens_per_s) if peer.tokens_per_s > 0 else "",
+            amount(peer.committed_tokens),
+            peer.device,
+            peer.address or "outbound only",
+            duration(peer.silent_s),
+        )
+        for peer in members
+    ]
+    heads = ("peer", "name", "state", "phase", "version", "bits/byte", "tokens/s", "tokens", "device", "address", "silent")
+    warnings = [f"warning: {peer.name or peer.peer[:ID]}: {peer.warning}" for peer in members if peer.warning]
+    return [*columns(heads, rows), *warnings] if rows else ["no peers"]
+
+
+def _rounds(listed: Sequence[admin.RoundView]) -> list[str]:
+    rows = [
+        (
+            str(entry.round),
+            str(entry.version) if entry.version >= 0 else "",
+            entry.state,
+            f"{entry.contributors}/{entry.members}",
+            _against(amount(entry.weight), amount(entry.expected_weight) if entry.expected_weight else ""),
+            _against(byte_count(entry.sent_bytes), byte_count(entry.expected_bytes) if entry.expected_bytes else ""),
+            f"{entry.train_s / (entry.train_s + entry.wait_s):.0%}" if entry.train_s > 0 else "",
+            _against(f"{entry.gather_s:.2f}", f"{entry.expected_gather_s:.2f}" if entry.expected_gather_s else ""),
+            f"{entry.reduce_s:.2f}",
+            f"{entry.commit_s:.2f}",
+            entry.reason or ("without " + ", ".join(peer[:ID] for peer in entry.absent) if entry.absent else ""),
+        )
+        for entry in listed
+    ]
+    heads = ("round", "version", "state", "in", "tokens", "sent", "training", "gather s", "reduce s", "commit s", "remark")
+    return columns(heads, rows) if rows else ["no rounds yet"]
+
+
+def _against(actual: str, expected: str) -> str:
+    """What was, and what was to be."""
+    return f"{actual} of {expected}" if expected else actual
+
+
+def _leaderboard(contributors: Sequence[admin.Contributor], tokens: int) -> list[str]:
+    rows = [
+        (
+            str(place),
+            row.name,
+            row.peer[:12],
+            amount(row.tokens),
+            f"{row.tokens / tokens:.1%}" if tokens else "",
+            str(row.rounds),
+            byte_count(row.sent_bytes),
+            byte_count(row.received_bytes),
+            "banned" if row.banned else ("here" if row.here else ""),
+        )
+        for place, row in enumerate(contributors, 1)
+    ]
+    heads = ("place", "name", "peer", "tokens", "share", "rounds", "sent", "received", "now")
+    return columns(heads, rows) if rows else ["nobody was here yet"]
