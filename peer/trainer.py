@@ -322,7 +322,8 @@ def inner_training(module: torch.nn.Module, spec: RunSpec) -> InnerTraining:
     train = spec.train
     betas = (train.beta1, train.beta2)
     optimizer = inner_optimizer(module, train.inner, betas=betas, eps=train.eps, weight_decay=train.weight_decay)
-    schedule = Schedule(train.lr, spec.run.total_tokens, train.warmup_fraction, train.final_lr_fraction, train.schedule)
+    fractions = (train.warmup_fraction, train.final_lr_fraction)
+    schedule = Schedule(train.lr, spec.run.total_tokens, *fractions, train.schedule, train.decay_fraction, train.decay_shape)
     return InnerTraining(module, optimizer, schedule, train.clip_norm, train.rewarm)
 
 

@@ -177,9 +177,14 @@ class Train(Section):
     warmup_fraction: Fraction = 0.05
     """Share of run.total_tokens over which the learning rate rises from 0."""
     final_lr_fraction: Fraction = 0.1
-    """Learning rate at the end, as a share of `lr`."""
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """Course of the learning rate after the warm-up."""
+    """Learning rate at the end, as a share of `lr` (rsqrt: the least there is)."""
+    schedule: Literal["cosine", "linear", "wsd", "rsqrt", "constant"] = "cosine"
+    """Course of the learning rate after the warm-up: "cosine" and "linear" fall until run.total_tokens; "wsd" stays at `lr` and
+    falls over the last `decay_fraction`; "rsqrt" is lr * sqrt(warm-up / progress) and knows no end; "constant" stays at `lr`."""
+    decay_fraction: Fraction = 0.2
+    """With schedule = "wsd": share of run.total_tokens, the last ones, over which the learning rate falls."""
+    decay_shape: Literal["linear", "sqrt"] = "linear"
+    """With schedule = "wsd": how it falls; "sqrt": faster at first, by 1 - sqrt(share of the decay that is done)."""
     rewarm_steps: Annotated[int, Field(ge=0, le=1 << 20)] = 0
     """Steps over which an optimizer that starts without moments (a joiner's) approaches the full rate; 0: half of `steps`."""
 
@@ -190,8 +195,19 @@ class Train(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.schedule == "constant" and self.final_lr_fraction not in (1.0, Train.model_fields["final_lr_fraction"].default):
+        defaults = {name: field.default for name, field in Train.model_fields.items()}
+        if self.schedule == "constant" and self.final_lr_fraction not in (1.0, defaults["final_lr_fraction"]):
             raise ValueError('train.final_lr_fraction has no meaning with train.schedule "constant"; remove one of them')
+        for name in ("decay_fraction", "decay_shape"):
+            if self.schedule != "wsd" and getattr(self, name) != defaults[name]:
+                raise ValueError(f'train.{name} has no meaning with train.schedule "{self.schedule}"; remove one of them')
+        if self.schedule == "wsd" and self.warmup_fraction + self.decay_fraction > 1:
+            raise ValueError(
+                f"train.warmup_fraction {self.warmup_fraction:g} and train.decay_fraction {self.decay_fraction:g} overlap: "
+                "together they may be 1 at most"
+            )
+        if self.schedule == "rsqrt" and not self.warmup_fraction:
+            raise ValueError('train.schedule "rsqrt" needs a train.warmup_fraction above 0, whose length is its scale')
         return self
 
 

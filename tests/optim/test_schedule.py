@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shoal.optim.schedule import Schedule, learning_rate
+from shoal.optim.schedule import DECAY_SHAPES, SHAPES, Schedule, learning_rate
 
 HAND = Schedule(peak=1.0, total_tokens=1100, warmup_fraction=100 / 1100, final_fraction=0.1)
 
@@ -45,16 +47,75 @@ def test_a_slow_and_a_fast_peer_end_the_round_at_the_same_rate() -> None:
     assert learning_rate(HAND, 200, 300, own=30, quota=30) == learning_rate(HAND, 200, 300, own=7, quota=7) == HAND.at(500)
 
 
-@given(progress=st.floats(0, 1e12), warmup=st.floats(0, 1), final=st.floats(0, 1), shape=st.sampled_from(("cosine", "constant")))
-def test_the_rate_is_always_between_zero_and_the_peak(progress: float, warmup: float, final: float, shape: str) -> None:
-    rate = Schedule(3.0, 1000, warmup, final, shape).at(progress)
+@pytest.mark.parametrize(
+    ("progress", "linear", "root"),
+    [(50, 0.5, 0.5), (100, 1.0, 1.0), (600, 1.0, 1.0), (650, 0.775, 0.55), (800, 0.1, 0.1), (9000, 0.1, 0.1)],
+)
+def test_wsd_warms_up_stays_and_falls_at_the_end(progress: int, linear: float, root: float) -> None:
+    for shape, rate in (("linear", linear), ("sqrt", root)):
+        schedule = Schedule(1.0, 800, 0.125, 0.1, "wsd", 0.25, shape)
+        assert schedule.at(progress) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("progress", "rate"), [(50, 0.5), (100, 1.0), (600, 0.55), (1100, 0.1), (5000, 0.1)])
+def test_linear_falls_from_the_warm_up_to_the_end(progress: int, rate: float) -> None:
+    assert Schedule(1.0, 1100, 100 / 1100, 0.1, "linear").at(progress) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("progress", "rate"), [(50, 0.5), (100, 1.0), (400, 0.5), (2500, 0.2), (10_000, 0.1), (10**9, 0.1)])
+def test_rsqrt_falls_with_the_root_of_progress_and_knows_no_end(progress: int, rate: float) -> None:
+    assert Schedule(1.0, 1000, 0.1, 0.1, "rsqrt").at(progress) == pytest.approx(rate)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    shape = draw(st.sampled_from(SHAPES))
+    warmup = draw(st.floats(1e-3 if shape == "rsqrt" else 0, 1))
+    decay = draw(st.floats(0, 1 - warmup)) if shape == "wsd" else 0.2
+    assume(warmup + decay <= 1)
+    return Schedule(3.0, 1000, warmup, draw(st.floats(0, 1)), shape, decay, draw(st.sampled_from(DECAY_SHAPES)))
+
+
+@given(schedule=schedules(), progress=st.floats(0, 1e12))
+def test_the_rate_is_always_between_zero_and_the_peak(schedule: Schedule, progress: float) -> None:
+    rate = schedule.at(progress)
     assert 0.0 <= rate <= 3.0
-    assert progress < 1000 * warmup or rate >= 3.0 * final * (1 - 1e-9)
+    assert progress < 1000 * schedule.warmup_fraction or rate >= 3.0 * schedule.final_fraction * (1 - 1e-9)
+
+
+@given(schedule=schedules(), progress=st.floats(0, 2000), others=st.lists(st.floats(0, 2000), max_size=4))
+def test_the_rate_depends_on_progress_alone(schedule: Schedule, progress: float, others: list[float]) -> None:
+    rate = schedule.at(progress)
+    for other in others:
+        schedule.at(other)
+    assert schedule.at(progress) == replace(schedule).at(progress) == rate
+
+
+@given(schedule=schedules(), progress=st.floats(0, 2000), step=st.floats(0, 1))
+def test_a_small_step_changes_the_rate_a_little(schedule: Schedule, progress: float, step: float) -> None:
+    """Continuous everywhere: no jump where one phase ends and the next begins. The steepest falls are as short as they are."""
+    warmup = schedule.warmup_fraction * 1000
+    phases = (warmup, schedule.decay_fraction * 1000 if schedule.shape == "wsd" else 1000 - warmup)
+    assume(all(phase == 0 or phase > 10 for phase in phases))
+    length = min((phase for phase in phases if phase), default=1000)
+    change = abs(schedule.at(progress + step) - schedule.at(progress))
+    assert change <= 3.0 * (math.sqrt(step / length) if schedule.decay_shape == "sqrt" else math.pi / 2 * step / length) + 1e-9
+
+
+@given(schedule=schedules(), steps=st.lists(st.floats(0, 2000), min_size=2, max_size=10))
+def test_after_the_warm_up_the_rate_never_rises(schedule: Schedule, steps: list[float]) -> None:
+    warmup = 1000 * schedule.warmup_fraction
+    rates = [schedule.at(progress) for progress in sorted(steps) if progress >= warmup]
+    assert all(later <= earlier + 1e-12 for earlier, later in itertools.pairwise(rates))
 
 
 def test_impossible_settings_are_refused() -> None:
     for wrong in (
-        {"shape": "linear"},
+        {"shape": "sinus"},
+        {"decay_shape": "cosine"},
+        {"shape": "wsd", "warmup_fraction": 0.6, "decay_fraction": 0.5},
+        {"decay_fraction": -0.1},
+        {"shape": "rsqrt", "warmup_fraction": 0.0},
         {"peak": -1.0},
         {"peak": math.nan},
         {"total_tokens": 0},

@@ -83,7 +83,7 @@ def test_a_spec_cannot_be_changed() -> None:
         ({"run": {"total_tokens": True}}, "valid integer"),
         ({"run": {"total_tokens": 1.5}}, "valid integer"),
         ({"run": {"total_tokens": 0}}, "greater than or equal to 1"),
-        ({"run": RUN, "train": {"schedule": "cosin"}}, "'cosine' or 'constant'"),
+        ({"run": RUN, "train": {"schedule": "cosin"}}, "'rsqrt' or 'constant'"),
         ({"run": RUN, "train": {"lr": float("nan")}}, "train.lr"),
         ({"run": RUN, "train": {"lr": float("inf")}}, "train.lr"),
         ({"run": {**RUN, "name": "../x"}}, "run.name"),
@@ -111,6 +111,13 @@ def test_a_mistake_is_named_with_what_was_probably_meant(tables: dict[str, Any],
         ({"data": {"source": "files"}}, ("data.source", "data.files")),
         ({"data": {"files": [FILE]}}, ("data.files", "data.source")),
         ({"train": {"schedule": "constant", "final_lr_fraction": 0.5}}, ("train.final_lr_fraction", "train.schedule")),
+        ({"train": {"decay_fraction": 0.5}}, ("train.decay_fraction", "train.schedule")),
+        ({"train": {"schedule": "linear", "decay_shape": "sqrt"}}, ("train.decay_shape", "train.schedule")),
+        (
+            {"train": {"schedule": "wsd", "warmup_fraction": 0.6, "decay_fraction": 0.5}},
+            ("train.warmup_fraction 0.6", "train.decay_fraction 0.5"),
+        ),
+        ({"train": {"schedule": "rsqrt", "warmup_fraction": 0.0}}, ("train.schedule", "train.warmup_fraction")),
     ],
 )
 def test_contradicting_settings_are_both_named(tables: dict[str, Any], both: tuple[str, str]) -> None:
