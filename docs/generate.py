@@ -72,6 +72,8 @@ def toml(value: Any) -> str:
 
 def allowed(field: Any) -> str:
     """The type and the limits of a field, in words."""
+    if field.annotation is bool:
+        return "`true`, `false`"
     choices = typing.get_args(field.annotation) if typing.get_origin(field.annotation) is typing.Literal else ()
     if choices:
         return ", ".join(f'`"{choice}"`' for choice in choices)

@@ -492,8 +492,11 @@ class Daemon:
             )
         if self._vault is None:
             log = log_bytes(parts, _codecs(spec)[1], spec.state.keep_entries + 1)  # and the one that is being reduced
-            where, strategy = self._vault_directory, self._strategy
-            self._vault = Vault.create(where, self._run_id, layout.values, layout.hash, parts, log_bytes=log, strategy=strategy)
+            where, run, strategy = self._vault_directory, self._run_id, self._strategy
+            feedback = _codecs(spec)[0] if spec.codec.error_feedback else None
+            self._vault = Vault.create(
+                where, run, layout.values, layout.hash, parts, log_bytes=log, strategy=strategy, feedback=feedback
+            )
             self._vault.keep_session(self._session)
             self._attach(self._vault)
         return VaultPlace(self._vault_directory, Layout(layout.hash, layout.values, (FragmentShape(len(parts)),)))

@@ -242,8 +242,7 @@ class Exchange:
         spans = self.spans(key)
         if not spans:
             raise LocalProtocolError(f"asked to send {key}, which is not in the layout")
-        part = self.tools.vault.parts[key.part]
-        return self.tools.vault.pending[part.start : part.stop], spans
+        return self.tools.vault.contribution(self.tools.vault.parts[key.part]), spans
 
     def open(self, reducer: PeerId, dial: Callable[[], Any]) -> None:
         """Open the stream to a reducer, unless it is open; what was asked to be sent to it before and has no result goes first."""

@@ -8,11 +8,12 @@ Rule 3: one part changes at a time, through a scratch slot: new values are compu
 is copied over the old values, the progress word moves on. Computing can be repeated because the old values are intact, copying
 because scratch is.
 
-The files (fp32, little endian), 16 bytes per value in all:
+The files (fp32, little endian), 16 bytes per value in all, 20 with error feedback:
 
     theta.f32, momentum.f32     shared state
     slot-0.f32, slot-1.f32      the pseudo-gradient: the active slot is published (or still pending), the trainer writes the other
-    scratch.f32                 two parts
+    residual.f32                with error feedback: what the codec left out of this peer's contributions that counted
+    scratch.f32                 two parts; three with error feedback
     control                     the words below
     vault.json                  run, sizes and partition; written last when a vault is made
     entries/<version>.json      the commit records of kept log entries; their parts lie in parts/<round>.bytes
@@ -42,6 +43,7 @@ import torch
 
 from shoal.compression.codec import Codec
 from shoal.compression.codec import codec as codec_named
+from shoal.compression.feedback import corrected, left_out
 from shoal.optim.diloco import DiLoCo
 from shoal.optim.layout import Part
 from shoal.optim.outer import fingerprint
@@ -143,7 +145,10 @@ class Vault:
         self.theta = _mapped(directory / "theta.f32", self.values)
         self.momentum = _mapped(directory / "momentum.f32", self.values)
         self._slots = tuple(_mapped(directory / f"slot-{i}.f32", self.values) for i in range(2))
-        self._scratch = _mapped(directory / "scratch.f32", 2 * self._largest)
+        self.feedback: Codec | None = codec_named(*about["feedback"]) if about.get("feedback") else None
+        """The codec of contributions, if what it leaves out is added to later ones."""
+        self.residual = _mapped(directory / "residual.f32", self.values) if self.feedback else torch.empty(0)
+        self._scratch = _mapped(directory / "scratch.f32", (3 if self.feedback else 2) * self._largest)
         self._incoming: Incoming | None = None
         self._root: tuple[int, bytes] | None = None
         self._entries: dict[int, Entry] = {}
@@ -164,8 +169,10 @@ class Vault:
         *,
         log_bytes: int = 0,
         strategy: Strategy | None = None,
+        feedback: Codec | None = None,
     ) -> Vault:
-        """Make an empty vault (no version yet) and own it. What stood in its place is removed.
+        """Make an empty vault (no version yet) and own it. What stood in its place is removed. `feedback`: the codec of
+        contributions, in a run with error feedback.
 
         All memory of the files is taken now, so that a full file system is this error and not a SIGBUS later; for the log there
         must be `log_bytes` more at this moment. Raises StorageFullError and VaultError.
@@ -187,7 +194,9 @@ class Vault:
                     shutil.rmtree(old) if old.is_dir() else old.unlink()
             largest = max(part.stop - part.start for part in parts)
             sizes = dict.fromkeys(("theta.f32", "momentum.f32", "slot-0.f32", "slot-1.f32"), 4 * values)
-            sizes |= {"scratch.f32": 8 * largest, "control": _CONTROL_BYTES}
+            sizes |= {"scratch.f32": (12 if feedback else 8) * largest, "control": _CONTROL_BYTES}
+            if feedback:
+                sizes["residual.f32"] = 4 * values
             need = sum(sizes.values()) + log_bytes
             status = os.statvfs(directory)
             if status.f_bavail * status.f_frsize < need:
@@ -212,6 +221,7 @@ class Vault:
                 "values": values,
                 "layout": layout_hash.hex(),
                 "parts": [[part.start, part.stop, list(part.spans)] for part in parts],
+                "feedback": [feedback.name, feedback.block] if feedback else None,
             }
             write_whole(directory / "vault.json", json.dumps(about).encode(), durable=False)
             return cls(directory, lock, strategy)
@@ -258,7 +268,7 @@ class Vault:
         self._words.release()
         self._map.close()
         empty = torch.empty(0)
-        self.theta = self.momentum = self._scratch = empty
+        self.theta = self.momentum = self.residual = self._scratch = empty
         self._slots = (empty, empty)
         if remove:
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -294,6 +304,11 @@ class Vault:
     def trained(self) -> int:
         """Samples behind the active slot."""
         return self._words[_SLOT_TRAINED + self._words[_ACTIVE]]
+
+    def contribution(self, part: Part) -> torch.Tensor:
+        """What this peer has to send for a part, before it is encoded: its pending work, and what the codec left out earlier."""
+        pending = self.pending[part.start : part.stop]
+        return corrected(pending, self.residual[part.start : part.stop]) if self.feedback else pending
 
     @property
     def session(self) -> int:
@@ -373,7 +388,7 @@ class Vault:
 
     def apply(self, commit: Commit, included: Sequence[bool], codec: Codec, trained: int = 0) -> None:
         """Turn version `commit.base` into `commit.version`: per part, the outer step with the part's decoded bytes from the store;
-        where this peer's work is included, its pending slice becomes 0.
+        where this peer's work is included, its pending slice becomes 0, and what the codec left out of it the residual.
 
         `codec` is the return codec; `trained` counts the samples behind what stays pending. An entry that the vault is past already
         changes nothing. After a kill at any moment `open` ends with the same bytes. Raises LocalProtocolError when parts miss
@@ -411,6 +426,9 @@ class Vault:
                 momentum.copy_(self.momentum[part.start : part.stop])
                 update, lr, mu = delta[: _size(part)], commit.outer_lr, commit.outer_momentum
                 self.strategy.step(theta, momentum, update, lr, mu, buffer[: _size(part)])
+                if self.feedback and entry.included[index]:
+                    pending, residual = self._slots[entry.slot][part.start : part.stop], self.residual[part.start : part.stop]
+                    left_out(self.feedback, part.spans, pending, residual, self._residual_scratch(part))
                 self.observe("computed")
                 self._words[_PROGRESS] = 2 * index + 1
             self.observe("copying")
@@ -418,6 +436,8 @@ class Vault:
             self.observe("half copied")
             self.momentum[part.start : part.stop] = momentum
             if entry.included[index]:
+                if self.feedback:
+                    self.residual[part.start : part.stop] = self._residual_scratch(part)
                 self._slots[entry.slot][part.start : part.stop] = 0
             self.observe("copied")
             self._words[_PROGRESS] = 2 * index + 2
@@ -425,6 +445,9 @@ class Vault:
         self._entries[commit.version] = entry
         self._words[_SLOT_TRAINED + entry.slot] = entry.trained
         self._finish_change(commit.version)
+
+    def _residual_scratch(self, part: Part) -> torch.Tensor:
+        return self._scratch[2 * self._largest :][: _size(part)]
 
     def _payloads(self, entry: Entry, codec: Codec) -> Callable[[int], bytes]:
         """The entry's bytes by part. Raises LocalProtocolError unless every part is stored and has its right size."""
@@ -509,8 +532,8 @@ class Vault:
         return self._incoming
 
     def install(self, incoming: Incoming) -> None:
-        """Check a whole fetched state against its root and make it the shared state. Raises RemoteProtocolError on a mismatch; the
-        bytes are then forgotten."""
+        """Check a whole fetched state against its root and make it the shared state; residuals belonged to the old one. Raises
+        RemoteProtocolError on a mismatch; the bytes are then forgotten."""
         self._incoming = None
         if not incoming.whole or incoming.digest() != incoming.root:
             self._incoming_path.unlink(missing_ok=True)
@@ -521,6 +544,7 @@ class Vault:
             self._words[_INSTALLING] = incoming.version
             self.observe("installing")
             self._copy_incoming()
+        self.residual.zero_()
         self._root = None
         self._finish_change(incoming.version)
         self._root = (incoming.version, incoming.root)
@@ -531,6 +555,7 @@ class Vault:
         self.theta.copy_(whole[: self.values])
         self.observe("half installed")
         self.momentum.copy_(whole[self.values :])
+        self.residual.zero_()
         self.observe("installed")
 
     @property

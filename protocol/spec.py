@@ -232,9 +232,20 @@ class Codec(Section):
     """Codec of what a reducer returns; these bytes are the log entry."""
     block: Annotated[int, Field(ge=8, le=1 << 16)] = 1024
     """Values that share one scale."""
+    error_feedback: bool = False
+    """Whether a contributor adds what the codec left out of its contributions to its next one. For codecs much coarser than int8,
+    which does not need it; costs each peer 4 bytes of memory per parameter."""
     zstd: Literal["auto", "off"] = "auto"
     """"auto": peers pack parts (zstd, level 1) on their way over links where that is faster, as each measures for itself. "off":
     packed parts are refused. What a part means, its digest and the log are the same either way."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.error_feedback and self.send == "raw":
+            raise ValueError(
+                'codec.error_feedback has no meaning with codec.send "raw", which leaves nothing out; remove one of them'
+            )
+        return self
 
 
 class Evaluation(Section):

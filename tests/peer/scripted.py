@@ -84,10 +84,12 @@ class ScriptedPeer:
     def contact(self) -> Contact:
         return Contact(self.me, self.address)
 
-    async def start(self, parts: Sequence[Part], theta: torch.Tensor | None, keep_entries: int = 8) -> None:
+    async def start(
+        self, parts: Sequence[Part], theta: torch.Tensor | None, keep_entries: int = 8, feedback: Codec | None = None
+    ) -> None:
         """Make the vault, at version 0 when `theta` is given, and listen."""
         self.address = f"127.0.0.1:{await self.plane.listen('127.0.0.1:0')}"
-        self.vault = Vault.create(self.directory, RUN, parts[-1].stop, LAYOUT, parts)
+        self.vault = Vault.create(self.directory, RUN, parts[-1].stop, LAYOUT, parts, feedback=feedback)
         if theta is not None:
             self.vault.begin_origin().copy_(theta)
             self.vault.finish_origin()

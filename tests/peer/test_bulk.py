@@ -155,6 +155,42 @@ async def test_rounds_end_with_the_bytes_that_plain_arithmetic_gives(swarm: Swar
     assert len({peer.vault.root() for peer in peers}) == 1
 
 
+async def test_what_the_codec_left_out_is_in_the_next_round_that_counts(tmp_path: Path, authority: Authority) -> None:
+    """Round 2 is abandoned after everything was sent: it changes no residual."""
+    peers = [ScriptedPeer(tmp_path / f"vault-{index}", credential(authority), (INT8, INT8)) for index in range(2)]
+    for peer in peers:
+        await peer.start(PARTS, theta0(), feedback=INT8)
+    residuals, deltas = [torch.zeros(VALUES), torch.zeros(VALUES)], []
+    for round_id in (1, 2, 3):
+        publish(peers, round_id)
+        plan = plan_for(peers, round_id, (1, 1))
+        for peer in peers:
+            peer.begin(plan)
+        await asyncio.gather(*(peer.collected() for peer in peers))
+        if round_id == 2:
+            for peer in peers:
+                peer.plane.perform(ev.DropRound(round_id))
+            continue
+        sent = []
+        for index in range(2):
+            wanted, decoded = delta_of(index, round_id) + residuals[index], torch.empty(VALUES)
+            for part in PARTS:
+                INT8.decode(INT8.encode(wanted[part.start : part.stop], part.spans), part.spans, decoded[part.start : part.stop])
+            residuals[index] = wanted - decoded
+            sent.append(decoded)
+        combined = torch.empty(VALUES)
+        for part in PARTS:
+            mean_of_part = ((sent[0] + sent[1]) / 2)[part.start : part.stop]
+            INT8.decode(INT8.encode(mean_of_part, part.spans), part.spans, combined[part.start : part.stop])
+        deltas.append(combined)
+        commit = replace(commit_of(peers, plan, len(deltas)), base=len(deltas) - 1)
+        await asyncio.gather(*(apply(peer, commit) for peer in peers))
+    for index, peer in enumerate(peers):
+        assert torch.equal(peer.vault.residual, residuals[index])
+        assert torch.allclose(peer.vault.theta, after(deltas), atol=0.05)
+        await peer.stop()
+
+
 async def test_a_member_that_contributes_nothing_collects_everything(swarm: Swarm) -> None:
     peers = await swarm(3)
     publish(peers)

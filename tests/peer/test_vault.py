@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoal.compression.codec import codec
+from shoal.compression.codec import Codec, codec
 from shoal.optim.diloco import DiLoCo
 from shoal.optim.layout import Part
 from shoal.optim.outer import fingerprint, nesterov_step
@@ -36,8 +36,8 @@ VALUES = 300
 INT8 = codec("int8", 32)
 
 
-def make(directory: Path) -> Vault:
-    vault = Vault.create(directory, RUN, VALUES, LAYOUT, PARTS)
+def make(directory: Path, feedback: Codec | None = None) -> Vault:
+    vault = Vault.create(directory, RUN, VALUES, LAYOUT, PARTS, feedback=feedback)
     vault.begin_origin().copy_(torch.arange(VALUES) / 7)
     vault.finish_origin()
     return vault
@@ -110,6 +110,61 @@ def test_entries_move_the_state_and_clear_pending_only_where_included(vault: Vau
     assert local is not None
     assert torch.equal(local, vault.theta - vault.pending)
     assert [kept.commit.version for kept in vault.entries] == [1, 2]
+
+
+def residual_after(pending: torch.Tensor, residual: torch.Tensor, included: tuple[bool, ...]) -> torch.Tensor:
+    """The same arithmetic without a vault: what the codec left out where the peer's work counted."""
+    after = residual.clone()
+    for part, counted in zip(PARTS, included, strict=True):
+        if counted:
+            wanted = (pending + residual)[part.start : part.stop]
+            after[part.start : part.stop] = wanted - INT8.decode(INT8.encode(wanted, part.spans), part.spans)
+    return after
+
+
+def test_what_the_codec_left_out_joins_the_next_contribution_where_it_counted(tmp_path: Path) -> None:
+    vault = make(tmp_path / "vault", INT8)
+    pending, residual = delta_of(-1), torch.zeros(VALUES)
+    for version, included in ((1, (True, False, True)), (2, (False, False, False)), (3, (True, True, False))):
+        vault.begin_publish().copy_(pending)
+        vault.publish(trained=30)
+        for part in PARTS:
+            wanted = (pending + residual)[part.start : part.stop]
+            assert torch.equal(vault.contribution(part), wanted)
+        assert torch.equal(vault.residual, residual), "sending changes nothing"
+        vault.apply(entry(vault, version), included, INT8)
+        residual = residual_after(pending, residual, included)
+        assert torch.equal(vault.residual, residual)
+        assert residual.ne(0).any()
+        for part, counted in zip(PARTS, included, strict=True):
+            if counted:
+                pending[part.start : part.stop] = 0
+        assert torch.equal(vault.pending, pending)
+        pending = pending + delta_of(-version - 1)
+    vault.drop_pending()
+    assert torch.equal(vault.residual, residual)
+    assert torch.equal(vault.theta, expected(3, (False,) * 3, torch.zeros(VALUES))[0]), "shared state knows no residuals"
+    vault.close(remove=True)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_state_from_elsewhere_ends_residuals(tmp_path: Path, held: bool) -> None:
+    vault = make(tmp_path / "vault", INT8) if held else Vault.create(tmp_path / "vault", RUN, VALUES, LAYOUT, PARTS, feedback=INT8)
+    vault.residual.fill_(1)
+    content, root = state(5)
+    incoming = vault.incoming(5, root)
+    incoming.write(content)
+    assert vault.residual.eq(1).all()
+    vault.install(incoming)
+    assert vault.residual.eq(0).all()
+    vault.close(remove=True)
+
+
+def test_a_vault_without_feedback_has_no_residuals_and_no_room_for_them(vault: Vault) -> None:
+    vault.begin_publish().copy_(delta_of(-1))
+    vault.publish(trained=1)
+    assert torch.equal(vault.contribution(PARTS[1]), delta_of(-1)[100:228])
+    assert not (vault.directory / "residual.f32").exists()
 
 
 def test_an_entry_that_does_not_continue_the_state_is_refused_and_an_old_one_ignored(vault: Vault) -> None:
@@ -565,7 +620,7 @@ def die_at(count: int) -> object:
 
 
 def steps_of_apply(tmp_path: Path) -> int:
-    vault = make(tmp_path / "counting")
+    vault = make(tmp_path / "counting", INT8)
     steps: list[str] = []
     vault.observe = steps.append
     vault.apply(entry(vault, 1), (True, False, True), INT8)
@@ -573,13 +628,14 @@ def steps_of_apply(tmp_path: Path) -> int:
     return len(steps)
 
 
-def test_apply_ends_with_the_same_bytes_wherever_it_is_cut(tmp_path: Path) -> None:
+@pytest.mark.parametrize("feedback", [None, INT8], ids=repr)
+def test_apply_ends_with_the_same_bytes_wherever_it_is_cut(tmp_path: Path, feedback: Codec | None) -> None:
     pending = torch.linspace(1, 2, VALUES)
     included = (True, False, True)
     steps = steps_of_apply(tmp_path)
     assert steps >= 3 * 5
     for count in range(steps):
-        vault = make(tmp_path / "vault")
+        vault = make(tmp_path / "vault", feedback)
         vault.begin_publish().copy_(pending)
         vault.publish(trained=30)
         commit = entry(vault, 1)
@@ -592,6 +648,8 @@ def test_apply_ends_with_the_same_bytes_wherever_it_is_cut(tmp_path: Path) -> No
             assert count <= 1, "only an entry that was not begun may be missing"
             vault.apply(commit, included, INT8)
         assert_state(vault, 1, included, pending)
+        if feedback:
+            assert torch.equal(vault.residual, residual_after(pending, torch.zeros(VALUES), included))
         vault.apply(entry(vault, 2), included, INT8)
         assert_state(vault, 2, included, pending)
         vault.close(remove=True)
@@ -600,8 +658,8 @@ def test_apply_ends_with_the_same_bytes_wherever_it_is_cut(tmp_path: Path) -> No
 def test_a_part_torn_between_two_steps_is_repaired(tmp_path: Path) -> None:
     """A kill inside a copy leaves some new and some old values: the copy is done again from scratch."""
     included = (True, True, True)
-    for torn in ("theta", "momentum", "pending"):
-        vault = make(tmp_path / "vault")
+    for torn in ("theta", "momentum", "pending", "residual"):
+        vault = make(tmp_path / "vault", INT8)
         vault.begin_publish().fill_(1)
         vault.publish(trained=30)
         commit = entry(vault, 1)
@@ -617,6 +675,7 @@ def test_a_part_torn_between_two_steps_is_repaired(tmp_path: Path) -> None:
         vault.close()
         vault = Vault.open(tmp_path / "vault", RUN)
         assert_state(vault, 1, included, torch.ones(VALUES))
+        assert torch.equal(vault.residual, residual_after(torch.ones(VALUES), torch.zeros(VALUES), included))
         vault.close(remove=True)
 
 

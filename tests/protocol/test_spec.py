@@ -111,6 +111,7 @@ def test_a_mistake_is_named_with_what_was_probably_meant(tables: dict[str, Any],
         ({"data": {"source": "files"}}, ("data.source", "data.files")),
         ({"data": {"files": [FILE]}}, ("data.files", "data.source")),
         ({"train": {"schedule": "constant", "final_lr_fraction": 0.5}}, ("train.final_lr_fraction", "train.schedule")),
+        ({"codec": {"send": "raw", "error_feedback": True}}, ("codec.error_feedback", "codec.send")),
         ({"train": {"decay_fraction": 0.5}}, ("train.decay_fraction", "train.schedule")),
         ({"train": {"schedule": "linear", "decay_shape": "sqrt"}}, ("train.decay_shape", "train.schedule")),
         (
