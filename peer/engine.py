@@ -123,6 +123,9 @@ HAVE_PAUSE_S = 0.25
 """Results that arrive within this time are reported in one message."""
 LOCATE_PAUSE_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Pause before asking again after so many failed fetches in a row."""
+STALL_S = 60.0
+"""A trainer that finishes no step for so long is spoken of."""
+STALLED = "the trainer to finish a step"
 FINISH_ROUND_S, LEAVE_S = 1.5, 2.5
 """How long leaving waits for the round in hand, and, in all, for the coordinator's last word."""
 
@@ -223,6 +226,8 @@ class Engine:
         self._leaving = LeaveAsked()
         self._goodbye_at: float | None = None
         self._leave_at: float | None = None
+        self._stalled_at: float | None = None
+        """When the trainer, if it trains, has been silent for too long; None once that was said."""
         self._exited = False
         self._progress = Progressed(0, 0.0, 0.0)
         self._link = LinkMeasured(0.0, 0.0)
@@ -253,11 +258,13 @@ class Engine:
             case TrainerLost(reason):
                 self._trainer = self._wrapping = self._building = self._exporting = False
                 self.training = None
+                self.waiting_for = "" if self.waiting_for == STALLED else self.waiting_for
                 self._emit(Tell(f"the trainer stopped: {reason}; starting another", "warning"))
             case Published():
                 self._published(event, now)
             case Progressed():
                 self._progress = event
+                self._trainer_moved(now)
             case LinkMeasured():
                 self._link = event
             case EvaluationDone(version, bits_per_byte, tokens):
@@ -301,7 +308,8 @@ class Engine:
         """When TimePassed is due, if nothing happens before."""
         if self._exited:
             return None
-        due = (self._locate_at, self._have_at, self._heartbeat_at, self._goodbye_at, self._leave_at)
+        stalled_at = self._stalled_at if self.training is not None else None
+        due = (self._locate_at, self._have_at, self._heartbeat_at, self._goodbye_at, self._leave_at, stalled_at)
         times = [t for t in due if t is not None]
         reduction = self.reduction
         if reduction is not None and reduction.deadline > self._clock and any(not part.closed for part in reduction.own.values()):
@@ -649,6 +657,7 @@ class Engine:
             self._publish_pending(opened.round)
         elif self._trainer:
             self.training = opened.round
+            self._trainer_moved(self._clock)
             self._labels = {opened.round}
             self._emit(
                 Train(
@@ -661,6 +670,12 @@ class Engine:
                     opened.expected_tokens,
                 )
             )
+
+    def _trainer_moved(self, now: float) -> None:
+        """The trainer began, or finished a step."""
+        self._stalled_at = now + STALL_S
+        if self.waiting_for == STALLED:
+            self.waiting_for = ""
 
     def _exported(self, where: str, now: float) -> None:
         self._emit(Tell(f"the model is in {where}"))
@@ -831,6 +846,10 @@ class Engine:
             self._flush_have()
         if self._locate_at is not None and now >= self._locate_at:
             self._locate_at, self._located = None, False
+        if self.training is not None and self._stalled_at is not None and now >= self._stalled_at:
+            self._stalled_at, self.waiting_for = None, STALLED
+            fix = "if its steps are not that long, stop its process: another is started"
+            self._emit(Tell(f"the trainer finished no step for {STALL_S:g} s: {fix}", "warning"))
         if self.reduction is not None and now >= self.reduction.deadline:
             self._reduce_all(late=True)
         if self._goodbye_at is not None and (now >= self._goodbye_at or not self._has_work_to_finish()):

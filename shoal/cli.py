@@ -66,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on Ctrl-C is tidied up after
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed by whoever started us
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for as long as the process lives
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines about strangers' handshakes would fill the log
     words = list(sys.argv[1:] if arguments is None else arguments)
     own = words[: words.index("--")] if "--" in words else words

@@ -22,6 +22,8 @@ from shoal.peer.engine import (
     LEAVE_S,
     LOCATE_PAUSE_S,
     OLD_SELF_S,
+    STALL_S,
+    STALLED,
     Engine,
     Introduction,
     Kept,
@@ -1017,6 +1019,23 @@ def test_a_lost_trainers_export_is_done_by_the_next() -> None:
     desk.feed(TrainerLost("killed"))
     desk.feed(TrainerAttached(LAYOUT, DATA))
     assert desk.did(Export) == [Export(3)]
+
+
+def test_a_trainer_that_hangs_in_a_round_is_spoken_of_until_it_moves() -> None:
+    desk = Desk.member()
+    desk.hears(opened(0, 0))
+    desk.wait(STALL_S - 0.1)
+    desk.feed(Progressed(1, 2.0, 10.0))
+    assert not [said for said in desk.wait(STALL_S - 0.1) if isinstance(said, Tell)]
+    said = [said.text for said in desk.wait(0.2) if isinstance(said, Tell)]
+    assert len(said) == 1
+    assert said[0].startswith("the trainer finished no step for 60 s")
+    assert not [said for said in desk.wait(3 * STALL_S) if isinstance(said, Tell)]
+    assert desk.engine.waiting_for == STALLED
+    desk.feed(Progressed(2, 2.0, 10.0))
+    assert desk.engine.waiting_for == ""
+    desk.publishes(0)
+    assert not [said for said in desk.wait(3 * STALL_S) if isinstance(said, Tell)]
 
 
 # --- leaving --------------------------------------------------------------------------------------------------------------------

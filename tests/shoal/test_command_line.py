@@ -344,6 +344,18 @@ def test_nobody_reading_along_is_no_reason_to_stop_working(tmp_path: Path) -> No
         os.close(writer)
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("--version", 0), ("admin status --dir /nowhere/at/all", 2), ("peer join nonsense", 2)],
+    ids=["0", "2", "2b"],
+)
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_no_exit_code(words: str, code: int, closed: str) -> None:
+    done = subprocess.run(["sh", "-c", f"exec {sys.executable} -m shoal {words} {closed}"], capture_output=True, timeout=60)
+    assert done.returncode == code
+    assert b"Traceback" not in done.stderr
+
+
 def test_strangers_cannot_steer_the_terminal() -> None:
     assert narration.printable("a\x1b[2Jb\r\nc") == "a\ufffd[2Jb\ufffd\ufffdc"
 

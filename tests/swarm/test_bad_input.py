@@ -27,7 +27,7 @@ from tests.swarm.toyswarm import Swarms, toy_spec
 
 pytestmark = pytest.mark.slow
 
-QUICK_S = 25.0
+QUICK_S = 75.0
 
 
 @pytest.fixture(scope="module")
