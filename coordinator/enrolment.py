@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from shoal.coordinator.journal import Journal
 from shoal.protocol.admin import AdminError, Grant, Granted
 from shoal.protocol.authority import Authority
-from shoal.protocol.enrolment import Enrol, Enrolled, Renew
+from shoal.protocol.enrolment import LOOK_LIMIT_BYTES, Enrol, Enrolled, Look, Looked, Renew
 from shoal.protocol.errors import IdentityError, InviteError, RefusedError
 from shoal.protocol.identity import verify_binding
 from shoal.protocol.invites import Invite
@@ -93,6 +93,17 @@ class Registry:
         known = self._journal.enrol(peer, request.token, RIGHTS)
         return self._certify(peer, request.tls_key, known.rights)
 
+    def look(self, request: Look, seen_from: str) -> Looked:
+        """What somebody who thinks of joining wants to know. Bytes go back only to those with an invite that is good, and no more
+        than they may send."""
+        if request.run != self._authority.run:
+            return Looked(time.time(), seen_from, self._wrong_run(request.run).reason)
+        try:
+            self._journal.check_invite(request.token)
+        except InviteError as error:
+            return Looked(time.time(), seen_from, str(error))
+        return Looked(time.time(), seen_from, "", bytes(min(request.want_bytes, LOOK_LIMIT_BYTES)))
+
     def renew(self, request: Renew, caller: PeerId) -> Enrolled:
         """A newer certificate for the identity that asks with the one that it has. Raises like `enrol`."""
         peer = self._verify(request)
@@ -116,11 +127,14 @@ class Registry:
     def _verify(self, request: Enrol | Renew) -> PeerId:
         run = self._authority.run
         if request.run != run:
-            raise RefusedError("wrong-run", f"this coordinator serves run {run!r}, not {request.run!r:.80}")
+            raise self._wrong_run(request.run)
         peer = verify_binding(run, request.public_key, request.tls_key, request.binding)
         if self.is_barred(peer):
             raise RefusedError("banned", f"{peer[:8]} is banned from run {run!r}", "ask the run's operator, who can take it back")
         return peer
+
+    def _wrong_run(self, asked: str) -> RefusedError:
+        return RefusedError("wrong-run", f"this coordinator serves run {self._authority.run!r}, not {asked!r:.80}")
 
     def _certify(self, peer: PeerId, tls_key: bytes, rights: frozenset[str]) -> Enrolled:
         certificate = self._authority.issue(tls_key, peer, rights, self._lifetime)

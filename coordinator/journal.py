@@ -267,19 +267,17 @@ class Journal:
             before = connection.execute(sa.select(_enrolled).where(_enrolled.c.peer == peer)).one_or_none()
             if before is not None:
                 return KnownPeer(peer, frozenset(before.rights.split()), before.at)
-            invite = connection.execute(sa.select(_invites).where(_invites.c.token_sha256 == digest)).one_or_none()
-            another = "ask the run's operator for a new one (shoal admin invite)"
-            if invite is None:
-                raise InviteError("this run does not know this invite", another)
-            if invite.expires_at <= now:
-                raise InviteError(f"this invite expired at {_clock(invite.expires_at)} (now {_clock(now)})", another)
-            if invite.uses_left <= 0:
-                raise InviteError("this invite is used up", another)
+            invite = _usable(connection, digest, now)
             spend = _invites.update().where(_invites.c.token_sha256 == digest).values(uses_left=invite.uses_left - 1)
             connection.execute(spend)
             row = {"peer": peer, "rights": " ".join(sorted(rights)), "at": now, "invite_sha256": digest}
             connection.execute(_enrolled.insert().values(row))
         return KnownPeer(peer, rights, now)
+
+    def check_invite(self, token: str) -> None:
+        """Raise InviteError when `token` would let nobody in. Spends nothing."""
+        with self._transaction() as connection:
+            _usable(connection, _digest(token), time.time())
 
     def enrolled(self, peer: PeerId) -> KnownPeer | None:
         """What is known of an enrolled peer."""
@@ -313,6 +311,19 @@ class Journal:
 
     def _transaction(self) -> _Transaction:
         return _Transaction(self)
+
+
+def _usable(connection: sa.Connection, digest: str, now: float) -> sa.Row[Any]:
+    """The invite with this digest, if it lets somebody in now. Raises InviteError."""
+    invite = connection.execute(sa.select(_invites).where(_invites.c.token_sha256 == digest)).one_or_none()
+    another = "ask the run's operator for a new one (shoal admin invite)"
+    if invite is None:
+        raise InviteError("this run does not know this invite", another)
+    if invite.expires_at <= now:
+        raise InviteError(f"this invite expired at {_clock(invite.expires_at)} (now {_clock(now)})", another)
+    if invite.uses_left <= 0:
+        raise InviteError("this invite is used up", another)
+    return invite
 
 
 class _Transaction:

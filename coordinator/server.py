@@ -30,16 +30,16 @@ from shoal.coordinator.journal import Journal, JournalError, journal_url
 from shoal.coordinator.operators import Operators
 from shoal.coordinator.performer import Machine, Performer
 from shoal.coordinator.records import RunCreated
-from shoal.coordinator.sessions import Sessions
+from shoal.coordinator.sessions import Sessions, host_of
 from shoal.coordinator.setup import RunDirectory, Settings, SetupError, with_overrides, write_admin_credential
 from shoal.protocol import channels
 from shoal.protocol.admin import AdminCommand, AdminError, AdminReply
 from shoal.protocol.authority import Authority, coordinator_name
 from shoal.protocol.channels import Kind, new_server, split_address
-from shoal.protocol.enrolment import Enrol, Enrolled, Renew
+from shoal.protocol.enrolment import Enrol, Enrolled, Look, Looked, Renew
 from shoal.protocol.errors import IdentityError, InviteError, ListenError, RefusedError, ShoalError
 from shoal.protocol.identity import Identity
-from shoal.protocol.services import ADMIN, ENROL, RENEW, SESSION, Served, handlers
+from shoal.protocol.services import ADMIN, ENROL, LOOK, RENEW, SESSION, Served, handlers
 from shoal.protocol.spec import RunSpec
 from shoal.protocol.tls import Credential, caller_of, server_credentials
 
@@ -157,6 +157,7 @@ async def _ports(
     newcomers.add_generic_rpc_handlers(
         handlers(
             ENROL.serve(_enrol(registry, broken)),
+            LOOK.serve(_look(registry, broken)),
             *(_wrong_port_for(method.path) for method in (ADMIN, RENEW)),
             _wrong_port_for_sessions(),
         )
@@ -250,6 +251,13 @@ def _enrol(registry: Registry, broken: asyncio.Future[None]) -> Callable[[Enrol,
             await _refuse(context, error)
 
     return enrol
+
+
+def _look(registry: Registry, broken: asyncio.Future[None]) -> Callable[[Look, Any], Any]:
+    async def look(request: Look, context: Any) -> Looked:
+        return await _or_end(asyncio.to_thread(registry.look, request, host_of(context.peer())), context, broken)
+
+    return look
 
 
 async def _or_end(work: Awaitable[Reply], context: Any, broken: asyncio.Future[None]) -> Reply:

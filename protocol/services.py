@@ -3,7 +3,8 @@
 Rule: gRPC sees bytes only. Messages are packed and unpacked here or, on streams, by whoever reads them, so that malformed bytes
 become a `RemoteProtocolError` in our hands and not a traceback in gRPC's; bulk bytes are never copied by a serializer.
 
-    ENROL, RENEW, ADMIN, PING   one message each way: `await ADMIN.call(channel, GetStatus(), timeout_s=10)`
+    ENROL, LOOK, RENEW,
+    ADMIN, PING                 one message each way: `await ADMIN.call(channel, GetStatus(), timeout_s=10)`
     SESSION                     a stream of packed envelopes each way (wire.pack, wire.unpack_from_...): `SESSION.stub(channel)`
     REDUCE                      a stream of frames each way
     FETCH_PART, FETCH_STATE     a packed request, then a stream of raw bytes
@@ -25,7 +26,7 @@ import grpc.aio
 
 from shoal.protocol import wire
 from shoal.protocol.admin import AdminCommand, AdminError, AdminReply
-from shoal.protocol.enrolment import Enrol, Enrolled, Renew
+from shoal.protocol.enrolment import Enrol, Enrolled, Look, Looked, Renew
 from shoal.protocol.errors import RemoteProtocolError
 from shoal.protocol.generated import coordinator_pb2, peer_pb2
 from shoal.protocol.transfers import PartRequest, Ping, Pong, StateRequest
@@ -163,6 +164,9 @@ def _unpacker(cls: type[Request]) -> Callable[[bytes], Request]:
 
 ENROL: UnaryMethod[Enrol, Enrolled] = UnaryMethod(
     _path(coordinator_pb2, "Enrolment", "Enrol"), wire.pack_message, _unpacker(Enrol), wire.pack_message, _unpacker(Enrolled)
+)
+LOOK: UnaryMethod[Look, Looked] = UnaryMethod(
+    _path(coordinator_pb2, "Enrolment", "Look"), wire.pack_message, _unpacker(Look), wire.pack_message, _unpacker(Looked)
 )
 RENEW: UnaryMethod[Renew, Enrolled] = UnaryMethod(
     _path(coordinator_pb2, "Coordinator", "Renew"), wire.pack_message, _unpacker(Renew), wire.pack_message, _unpacker(Enrolled)

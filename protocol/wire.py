@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from shoal.protocol.admin import AdminCommand, AdminError, AdminReply
+from shoal.protocol.enrolment import LOOK_LIMIT_BYTES
 from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError, ShoalError
 from shoal.protocol.generated import coordinator_pb2, peer_pb2
 from shoal.protocol.messages import DIGEST_BYTES, Envelope, FromCoordinator, FromPeer
@@ -53,7 +54,7 @@ TEXT_LIMIT_BYTES = 16 << 10
 BYTES_LIMIT = 1 << 10
 LIST_LIMIT = 1 << 16
 """Items of one list: parts of an entry, members, commits to catch up."""
-_LONG = {"spec": 4 << 20, "certificate": 64 << 10, "ca": 64 << 10}
+_LONG = {"spec": 4 << 20, "certificate": 64 << 10, "ca": 64 << 10, "payload": LOOK_LIMIT_BYTES}
 _DIGESTS = {"digest": (DIGEST_BYTES,), "root": (0, DIGEST_BYTES)}
 _MAY_DIVERGE = {"loss", "bits_per_byte"}
 _WHOLE_MAX = (1 << 63) - 1

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal import command_admin, command_coordinator, command_demo, command_peer
+from shoal import command_admin, command_coordinator, command_demo, command_doctor, command_peer
 
 USAGE_CODE = 2
 INTERRUPTED_CODE = 130
@@ -30,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo")(command_demo.demo)
+app.command("doctor")(command_doctor.doctor)
 
 
 def _help_alone(context: typer.Context) -> None:

@@ -137,7 +137,7 @@ def join(
     from shoal.peer.daemon import PeerSettings, run_peer
 
     settings = PeerSettings(
-        state_dir=(state or _default_state()).expanduser().absolute(),
+        state_dir=(state or default_state()).expanduser().absolute(),
         invite=line,
         identity=identity.absolute() if identity else None,
         data_dir=data.absolute() if data else None,
@@ -224,7 +224,8 @@ def _title(name: str, invite: str | None, state: Path) -> str:
     return f"shoal peer {name}, run {known[0]}" if known else f"shoal peer {name}"
 
 
-def _default_state() -> Path:
+def default_state() -> Path:
+    """Where this user's identities and models are kept."""
     import platformdirs
 
     return platformdirs.user_state_path("shoal")

@@ -843,6 +843,30 @@ class Enrolled(_message.Message):
     now: float
     def __init__(self, peer: _Optional[str] = ..., certificate: _Optional[str] = ..., ca: _Optional[str] = ..., session_addresses: _Optional[_Iterable[str]] = ..., now: _Optional[float] = ...) -> None: ...
 
+class Look(_message.Message):
+    __slots__ = ("run", "token", "payload", "want_bytes")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    WANT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    token: str
+    payload: bytes
+    want_bytes: int
+    def __init__(self, run: _Optional[str] = ..., token: _Optional[str] = ..., payload: _Optional[bytes] = ..., want_bytes: _Optional[int] = ...) -> None: ...
+
+class Looked(_message.Message):
+    __slots__ = ("now", "seen_from", "trouble", "payload")
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FROM_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    now: float
+    seen_from: str
+    trouble: str
+    payload: bytes
+    def __init__(self, now: _Optional[float] = ..., seen_from: _Optional[str] = ..., trouble: _Optional[str] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
 class Envelope(_message.Message):
     __slots__ = ("session", "term", "hello", "heartbeat", "state_ready", "locate", "ready", "part_closed", "have", "applied", "fingerprint", "evaluated", "complaint", "goodbye", "welcome", "refused", "build_origin", "donors", "catch_up", "open", "wrap", "plan", "replan", "contributor_lost", "commit", "abandoned", "evaluate", "resync", "notice", "finish", "dismissed", "leave", "barred")
     SESSION_FIELD_NUMBER: _ClassVar[int]

@@ -375,6 +375,30 @@ async def test_a_certificate_for_somebody_elses_identity_cannot_be_asked_for(run
         assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
+async def test_whoever_only_looks_learns_the_time_and_gets_bytes_only_with_a_good_invite(run: tuple[Path, Invite]) -> None:
+    from shoal.protocol.enrolment import LOOK_LIMIT_BYTES, Look
+    from shoal.protocol.services import LOOK
+
+    directory, invite = run
+    async with (
+        serving(directory),
+        open_channel(
+            Kind.ENROLMENT, invite.enrol_addresses[0], enrolment_credentials(invite.ca_pem), "coordinator.demo"
+        ) as channel,
+    ):
+        for _ in range(20):  # more often than the invite has uses
+            good = await LOOK.call(channel, Look("demo", invite.token, b"x" * LOOK_LIMIT_BYTES, 1 << 40), 5)
+        assert (good.seen_from, good.trouble, len(good.payload)) == ("127.0.0.1", "", LOOK_LIMIT_BYTES)
+        assert abs(good.now - time.time()) < 5
+        for question, words in (
+            (Look("demo", "guessed", want_bytes=99), "this run does not know this invite"),
+            (Look("other", invite.token, want_bytes=99), "this coordinator serves run 'demo', not 'other'"),
+        ):
+            answer = await LOOK.call(channel, question, 5)
+            assert words in answer.trouble
+            assert answer.payload == b""
+
+
 # --- wrong doors ----------------------------------------------------------------------------------------------------------------
 
 
