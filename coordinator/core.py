@@ -7,16 +7,17 @@ emits the record and folds it into the `Ledger` in the same breath, so that what
 
 Rules. Identity comes from the stream's certificate, never from a message. A message with another session or term than its stream's
 is dropped. Members are compared, never counted. Only the coordinator abandons. Neighbours: `ledger` is the durable state, `roster`
-who is here now, `rounds` one round's bookkeeping, `ballots` the votes on fingerprints, `admission` who may come in, `views` what
-operators see, `server` the shell that performs the effects.
+who is here now, `rounds` one round's bookkeeping, `gathering` when it closes, `pace` how long things took, `ballots` the votes on
+fingerprints, `admission` who may come in, `views` what operators see, `server` the shell that performs the effects.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import assert_never
 
-from shoal.coordinator import admission, expectations, naming, settings, views
+from shoal.coordinator import admission, expectations, gathering, naming, settings, views
 from shoal.coordinator.ballots import Ballots
 from shoal.coordinator.events import (
     Answer,
@@ -34,9 +35,11 @@ from shoal.coordinator.events import (
     TimePassed,
 )
 from shoal.coordinator.ledger import Ledger, Member, total
+from shoal.coordinator.pace import Pace
 from shoal.coordinator.records import (
     DrainAsked,
     FingerprintAgreed,
+    Limits,
     OriginBuilt,
     PauseSet,
     PeerBanned,
@@ -54,6 +57,7 @@ from shoal.coordinator.records import (
     SessionOpened,
     SessionResumed,
     SettingChanged,
+    Showing,
     Spent,
     TermRaised,
     WorkReported,
@@ -121,6 +125,7 @@ from shoal.protocol.messages import (
     Resync,
     Section,
     StateReady,
+    StopRule,
     Welcome,
     Wrap,
 )
@@ -162,6 +167,7 @@ class Core:
         self._abandoned_in_a_row = 0
         self._reopen_at = 0.0
         self._abandoned_at, self._abandoned_why = 0.0, ""
+        self._pace = Pace()
         self._evaluating: tuple[int, int] | None = None
         self._farewell_at: float | None = None
         self._reports: dict[int, dict[int, Report]] = {}
@@ -231,16 +237,14 @@ class Core:
         return min(times, default=None)
 
     def _round_deadlines(self, round_: Round) -> list[float]:
-        timing = self.spec.timing
         if round_.state is RoundState.GATHERING:
-            late = round_.opened_at + timing.gather_s
             said = [] if round_.first_ready_at is None else [round_.first_ready_at + SILENCE_S]
-            return [at for at in (late, *said) if at > self._clock]
-        times = [round_.planned_at + timing.reduce_s]
+            return [at for at in (round_.look_again_at, *said) if self._clock < at < math.inf]
+        times = [round_.planned_at + round_.deadlines.reduce_s]
         if round_.planned_at + SILENCE_S > self._clock:
             times.append(round_.planned_at + SILENCE_S)
-        if round_.decided_at is not None and round_.decided_at + timing.delivery_s > self._clock:
-            times.append(round_.decided_at + timing.delivery_s)
+        if round_.decided_at is not None and round_.decided_at + round_.deadlines.delivery_s > self._clock:
+            times.append(round_.decided_at + round_.deadlines.delivery_s)
         if round_.settle_at is not None and round_.settle_at > self._clock:
             times.append(round_.settle_at)
         return times
@@ -265,7 +269,7 @@ class Core:
             case Hello():
                 self.stale += 1
             case Heartbeat():
-                presence.heartbeat = body
+                presence.heartbeat, presence.beat_at = body, now
             case StateReady():
                 self._state_ready(presence, body, now)
             case Locate():
@@ -275,7 +279,7 @@ class Core:
             case PartClosed():
                 self._part_closed(presence, body, now)
             case Have():
-                self._have(presence, body)
+                self._have(presence, body, now)
             case Applied():
                 self._applied(presence, body)
             case Fingerprint(version, root):
@@ -478,6 +482,7 @@ class Core:
         if round_ is None:
             return
         if round_.state is RoundState.GATHERING and presence.session in round_.members:
+            round_.wrapped.pop(presence.session, None)  # that it was asked may be lost with its old stream
             self._send_open(presence.session, round_)
         elif round_.plan is not None and presence.session in round_.collectors.values():
             self._send(presence.session, round_.plan)
@@ -542,11 +547,15 @@ class Core:
 
     def _applied(self, presence: Presence, said: Applied) -> None:
         presence.version = max(presence.version, min(said.version, self.ledger.version))
+        if self.round is not None:
+            self.round.seen = ()  # a member that was behind may be waited for again
         if not self.ledger.version - len(self.ledger.entries) < said.version <= self.ledger.version:
             return
         peer = self.ledger.members[presence.session].peer
         reports = self._reports.setdefault(said.version, {})
-        reports.setdefault(presence.session, Report(peer, said.sent_bytes, said.received_bytes, said.train_s, said.wait_s))
+        cosine = max(-1.0, min(1.0, said.cosine))
+        report = Report(peer, said.sent_bytes, said.received_bytes, said.train_s, said.wait_s, said.norm, cosine)
+        reports.setdefault(presence.session, report)
         if said.version == self.ledger.version and {p.session for p in self._roster.active()} <= reports.keys():
             self._journal_reports()
 
@@ -707,9 +716,14 @@ class Core:
             self._send(presence.session, self._waiting.notice())
 
     def _open_round(self, now: float) -> None:
-        ledger, quota = self.ledger, self.spec.samples_per_round
+        ledger = self.ledger
         members = sorted(self._roster.active(), key=lambda p: ledger.members[p.session].peer)
-        wants = [(p.session, max(0, quota - (total(ledger.members[p.session].lease) - p.pending))) for p in members]
+        peers = {p.session: ledger.members[p.session].peer for p in members}
+        rations = gathering.share_out(self.spec, list(peers.values()), self._pace)
+        wants = [
+            (p.session, max(0, rations[peers[p.session]].lease - (total(ledger.members[p.session].lease) - p.pending)))
+            for p in members
+        ]
         record = RoundOpened(
             ledger.next_round,
             0,
@@ -717,12 +731,14 @@ class Core:
             ledger.version,
             tuple(p.session for p in members),
             tuple(ledger.grants(wants)),
-            self.spec.tokens_per_round * len(members),
-            expectations.gather_s(self.spec.tokens_per_round, (p.heartbeat.tokens_per_s for p in members)),
+            sum(ration.quota for ration in rations.values()) * self.spec.data.sequence_length,
+            expectations.gather_s(self.spec, [p.heartbeat.tokens_per_s for p in members]),
         )
         self._journal_reports()
         self._journal(record)
         self.round = Round(record, now)
+        self.round.quotas = {session: rations[peer].quota for session, peer in peers.items()}
+        gathering.prepare(self.spec, self.round, peers, self._roster.presences, self._pace)
         self._enough_since = None
         for presence in members:
             self._send_open(presence.session, self.round)
@@ -730,7 +746,6 @@ class Core:
             self._ask_evaluation(0)
 
     def _send_open(self, session: int, round_: Round) -> None:
-        tokens = self.spec.tokens_per_round
         opened = round_.opened
         self._send(
             session,
@@ -740,10 +755,12 @@ class Core:
                 opened.fragment,
                 opened.base,
                 tuple(self.ledger.members[session].lease),
-                self.spec.samples_per_round,
+                round_.quotas[session],
                 self.ledger.committed_tokens,
-                tokens * len(opened.members),
+                sum(round_.quotas.values()) * self.spec.data.sequence_length,
                 len(opened.members),
+                StopRule(self.spec.round.stop),
+                self.spec.round.seconds,
             ),
         )
 
@@ -763,6 +780,10 @@ class Core:
             self._log(f"{self._roster.name(presence.session)} contributes nothing to round {round_.id}: {said.note}", "warning")
         if round_.first_ready_at is None:
             round_.first_ready_at = now
+        if presence.session not in round_.ready:
+            round_.ready_at[presence.session] = now
+            pace = self._pace[round_.peers[presence.session]]
+            gathering.note_ready(self.spec, round_, presence.session, said, now, pace)
         round_.ready[presence.session] = replace(said, samples=samples, weight=weight)
 
     def _is_current(self, said: int, round_: Round) -> bool:
@@ -785,12 +806,13 @@ class Core:
         if round_.decided():
             round_.decided_at = now
 
-    def _have(self, presence: Presence, said: Have) -> None:
+    def _have(self, presence: Presence, said: Have, now: float) -> None:
         round_ = self.round
         if round_ is None or round_.state is not RoundState.REDUCING or not self._is_current(said.round, round_):
             self.stale += 1
             return
         round_.hold(presence.session, said)
+        round_.heard_at[presence.session] = now
 
     def _complaint(self, presence: Presence, said: Complaint, now: float) -> None:
         """Two members could not exchange bulk bytes: evidence about the dialled one, and the end of a round that needs both."""
@@ -810,7 +832,8 @@ class Core:
         if round_.state is RoundState.GATHERING:
             self._gather(round_, now)
         if round_.state is RoundState.REDUCING:
-            if round_.may_commit(now, self.spec.timing.delivery_s):
+            limits = round_.deadlines
+            if round_.may_commit(now, limits.delivery_s):
                 self._commit(round_, now)
             elif not round_.collectors:
                 self._abandon(round_, "every member was lost", now)
@@ -821,8 +844,8 @@ class Core:
                 reducer = round_.reducer_of[decision.section, decision.part].reducer.peer
                 what = f"it sent other bytes of part {decision.part} than it reported"
                 self._accuse(round_, reducer, witnesses, what, now)
-            elif now >= round_.planned_at + self.spec.timing.reduce_s:
-                self._abandon(round_, f"no commit within {self.spec.timing.reduce_s:g} s of its plan", now)
+            elif now >= round_.planned_at + limits.reduce_s:
+                self._abandon(round_, f"no commit within {round(limits.reduce_s, 1):g} s of its plan", now)
 
     def _accuse(self, round_: Round, reducer: PeerId, witnesses: set[int], what: str, now: float) -> None:
         """A reducer's report cannot be true: it reduces no more while it is here, and the round is made again."""
@@ -834,9 +857,7 @@ class Core:
     def _gather(self, round_: Round, now: float) -> None:
         if not round_.members:
             return self._abandon(round_, "every member was lost", now)
-        if self.ledger.stopping is not None:
-            self._wrap(round_)
-        late = now >= round_.opened_at + self.spec.timing.gather_s
+        late = self._look(round_, now)
         if not self.all_are_ready(round_, round_.members) and not (late and len(round_.ready) >= self.spec.run.min_peers):
             return None
         away = [p for p in map(self._roster.__getitem__, round_.ready) if p.standing is not Standing.ACTIVE or p.connection is None]
@@ -852,19 +873,32 @@ class Core:
         ]
         if not contributions:
             return self._abandon(round_, "no data: every member's weight is 0", now)
+        for session in gathering.note_late(round_, self._roster.presences, now, self._pace):
+            waited = now - round_.opened_at
+            self._log(
+                f"round {round_.id} goes on without {self._roster.name(session)}, not ready after {waited:.1f} s: "
+                "what it trained counts in a later round"
+            )
         self._plan(round_, contributions, now)
         return None
+
+    def _look(self, round_: Round, now: float) -> bool:
+        """Ask for what they have those who are late. Whether nobody is waited for any more."""
+        hurry = self.ledger.stopping is not None
+        seen = (len(round_.members), len(round_.ready), len(round_.wrapped), hurry)
+        if seen == round_.seen and now < round_.look_again_at and self.spec.round.stop != "samples":
+            return round_.late
+        outlook = gathering.look(self.spec, round_, self._roster.presences, now, hurry)
+        for session in sorted(outlook.wrap):
+            round_.wrapped[session] = now
+            self._send(session, Wrap(round_.id))
+        round_.seen, round_.look_again_at = (*seen[:2], len(round_.wrapped), hurry), outlook.look_again_at
+        round_.late = outlook.late
+        return outlook.late
 
     def all_are_ready(self, round_: Round, members: set[int]) -> bool:
         """Each current member has reported: these members, not so many."""
         return members <= round_.ready.keys()
-
-    def _wrap(self, round_: Round) -> None:
-        """The run stops: nobody needs to train to the end of this round."""
-        for session in sorted(round_.members - round_.ready.keys()):
-            if session not in round_.wrapped:
-                round_.wrapped.add(session)
-                self._send(session, Wrap(round_.id))
 
     def _plan(self, round_: Round, contributions: list[Contribution], now: float) -> None:
         ledger = self.ledger
@@ -878,6 +912,7 @@ class Core:
         shares = planned_shares(ledger.origin.layout.fragments[0].parameters, links, Section.PARAMETERS)
         if not shares:
             return self._abandon(round_, "no member can be dialled by the others", now)
+        round_.deadlines = self._deadlines(round_, [c.peer for c in contributions], list(collectors))
         plan = Plan(
             round_.id,
             ledger.term,
@@ -887,7 +922,7 @@ class Core:
             plan_order(contributions),
             tuple(sorted(collectors)),
             tuple(shares),
-            self.spec.timing.part_s,
+            round_.deadlines.part_s,
         )
         sessions = {ledger.members[session].peer: session for session in round_.ready}
         round_.begin_reducing(plan, collectors, sessions, now)
@@ -905,6 +940,30 @@ class Core:
             links.append(Link(contact, beat.up_bytes_s, beat.down_bytes_s, peer in contributors, reduces=reduces))
         return links
 
+    def _deadlines(self, round_: Round, contributors: list[PeerId], collectors: list[PeerId]) -> Limits:
+        """How long the round may reduce and deliver, from what these members needed lately."""
+        timing, least_s = self.spec.timing, self.spec.timing.heartbeat_s
+        part_s = self._pace.part_limit(contributors, timing.part_s, least_s, self._abandoned_in_a_row)
+        quorum = self.spec.round.gather == "quorum"
+        delivery_s = self._pace.delivery_limit(collectors, timing.delivery_s, least_s, quorum)
+        # Contributions, the same again for results, and as much for whatever else was not measured.
+        reduce_s = min(timing.reduce_s, 3 * part_s + delivery_s) if part_s < timing.part_s else timing.reduce_s
+        gather_s = max((round_.limits[s] + round_.graces[s] for s in round_.limits), default=timing.gather_s)
+        return Limits(min(gather_s, timing.gather_s), part_s, reduce_s, delivery_s)
+
+    def _showings(self, round_: Round) -> tuple[Showing, ...]:
+        """What each member did in a round that is over."""
+        shown = []
+        for session, peer in round_.peers.items():
+            ready = round_.ready.get(session)
+            took = round_.ready_at[session] - round_.opened_at if ready is not None else 0.0
+            weight, norm = (ready.weight, ready.norm) if ready is not None else (0, 0.0)
+            member = self.ledger.members.get(session) or self.ledger.limbo.get(session)
+            name = member.name if member is not None else ""
+            outcome = round_.outcome(session, session in self._roster)
+            shown.append(Showing(peer, name, outcome, weight, took, round_.limits[session], norm))
+        return tuple(shown)
+
     def _commit(self, round_: Round, now: float) -> None:
         ledger, spec = self.ledger, self.spec
         assert round_.plan is not None
@@ -914,6 +973,7 @@ class Core:
         spent = tuple(Spent(round_.sessions[c.peer], c.weight // length, c.weight) for c in contributions)
         included = {item.session for item in spent}
         round_.move(RoundState.COMMITTED)
+        gathering.note_commit(round_, now, self._pace)
         record = RoundCommitted(
             ledger.version + 1,
             round_.id,
@@ -930,6 +990,8 @@ class Core:
             round_.decided_at - round_.planned_at,
             now - round_.decided_at,
             expectations.plan_bytes(round_.plan, ledger.origin.layout.values if ledger.origin else 0, spec),
+            self._showings(round_),
+            round_.deadlines,
         )
         holders = round_.complete()
         for share in round_.reducer_of.values():
@@ -955,7 +1017,7 @@ class Core:
 
     def _abandon(self, round_: Round, reason: str, now: float) -> None:
         round_.move(RoundState.ABANDONED)
-        self._journal(RoundAbandoned(round_.id, reason))
+        self._journal(RoundAbandoned(round_.id, reason, self._showings(round_), round_.deadlines))
         self.round = None
         pause = ABANDON_PAUSE_S[min(self._abandoned_in_a_row, len(ABANDON_PAUSE_S) - 1)]
         self._reopen_at, self._abandoned_at, self._abandoned_why = now + pause, now, f"round {round_.id} was abandoned: {reason}"

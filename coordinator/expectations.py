@@ -5,7 +5,7 @@ Neighbours: `core` journals the numbers with the round, `shoal admin rounds` sho
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from shoal.protocol.messages import Plan, Section
 from shoal.protocol.spec import RunSpec
@@ -30,6 +30,14 @@ def plan_bytes(plan: Plan, values: int, spec: RunSpec) -> int:
     return round(values * (sent + returned))
 
 
-def gather_s(quota_tokens: int, speeds: Iterable[float]) -> float:
-    """What the slowest of these (tokens per second) needs for its quota; who reported no speed yet does not count."""
-    return max((quota_tokens / speed for speed in speeds if speed > 0), default=0.0)
+def gather_s(spec: RunSpec, speeds: Sequence[float]) -> float:
+    """What members with these speeds (tokens per second; 0: not reported yet) need until the stop rule ends their training: the
+    slowest for its steps, all together for the round's samples. 0: no speed is known."""
+    known = [speed for speed in speeds if speed > 0]
+    match spec.round.stop:
+        case "time":
+            return spec.round.seconds
+        case "samples":
+            return spec.round.samples * spec.data.sequence_length / sum(known) if known else 0.0
+        case _:
+            return max((spec.tokens_per_round / speed for speed in known), default=0.0)

@@ -15,6 +15,7 @@ from shoal.coordinator.records import (
     DrainAsked,
     FingerprintAgreed,
     Grant,
+    Limits,
     OriginBuilt,
     PauseSet,
     PeerBanned,
@@ -32,6 +33,7 @@ from shoal.coordinator.records import (
     SessionOpened,
     SessionResumed,
     SettingChanged,
+    Showing,
     TermRaised,
     WorkReported,
 )
@@ -128,6 +130,10 @@ class RoundSummary:
     expected_weight: int = 0
     expected_gather_s: float = 0.0
     expected_bytes: int = 0
+    limits: Limits = field(default_factory=Limits)
+    showings: tuple[Showing, ...] = ()
+    claims: dict[PeerId, tuple[float, float]] = field(default_factory=dict)
+    """Norm and cosine that peers reported after they had applied the entry."""
 
 
 class Ledger:
@@ -218,8 +224,9 @@ class Ledger:
                 self._commit(record)
             case RoundAbandoned(round_id, reason):
                 self._expect(self.undecided is not None and self.undecided.round == round_id, record)
-                self.history[-1].state = "abandoned"
-                self.history[-1].reason = reason
+                summary = self.history[-1]
+                summary.state, summary.reason = "abandoned", reason
+                summary.showings, summary.limits = record.showings, record.limits
                 self._settle()
             case FingerprintAgreed():
                 self.fingerprints[record.version] = record
@@ -322,6 +329,7 @@ class Ledger:
             whole.rounds += 1
         summary.gather_s, summary.reduce_s, summary.commit_s = record.gather_s, record.reduce_s, record.commit_s
         summary.expected_bytes = record.expected_bytes
+        summary.showings, summary.limits = record.showings, record.limits
         self._settle()
 
     def _report(self, record: WorkReported) -> None:
@@ -335,6 +343,7 @@ class Ledger:
                 summary.received_bytes += sum(report.received_bytes for report in record.reports)
                 summary.train_s += sum(report.train_s for report in record.reports)
                 summary.wait_s += sum(report.wait_s for report in record.reports)
+                summary.claims |= {report.peer: (report.norm, report.cosine) for report in record.reports if report.norm > 0.0}
                 return
 
     def _settle(self) -> None:

@@ -101,6 +101,30 @@ class Spent:
 
 
 @dataclass(frozen=True)
+class Showing:
+    """What one member did in a round, as `RoundPeerView` shows it."""
+
+    peer: PeerId
+    name: str
+    outcome: str
+    weight: int = 0
+    ready_s: float = 0.0
+    limit_s: float = 0.0
+    norm: float = 0.0
+    """The peer's own claim."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Deadlines of one round: computed from earlier ones, bounded by the run spec, in seconds; 0: none was computed."""
+
+    gather_s: float = 0.0
+    part_s: float = 0.0
+    reduce_s: float = 0.0
+    delivery_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class RoundCommitted:
     """Log entry: the only thing that moves shared state."""
 
@@ -121,6 +145,8 @@ class RoundCommitted:
     commit_s: float = 0.0
     expected_bytes: int = 0
     """What its members had to send together by its plan."""
+    showings: tuple[Showing, ...] = ()
+    limits: Limits = Limits()
 
 
 @dataclass(frozen=True)
@@ -129,6 +155,8 @@ class RoundAbandoned:
 
     round: int
     reason: str
+    showings: tuple[Showing, ...] = ()
+    limits: Limits = Limits()
 
 
 @dataclass(frozen=True)
@@ -169,6 +197,10 @@ class Report:
     received_bytes: int
     train_s: float
     wait_s: float
+    norm: float = 0.0
+    """Of its own work in the version; 0: it has none in it."""
+    cosine: float = 0.0
+    """Of that work to the version's update."""
 
 
 @dataclass(frozen=True)

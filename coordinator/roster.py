@@ -7,7 +7,7 @@ holds what survives, `core` changes what is in here.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shoal.coordinator.ledger import Ledger
@@ -44,6 +44,8 @@ class Presence:
     pending: int = 0
     """Samples of work that a committed round left out, still to be contributed."""
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    beat_at: float = 0.0
+    """When the heartbeat came."""
     goodbye: bool = False
     minor: int = 0
     """Minor version of the protocol that it speaks."""
@@ -66,6 +68,11 @@ class Roster:
 
     def __getitem__(self, session: int) -> Presence:
         return self._presences[session]
+
+    @property
+    def presences(self) -> Mapping[int, Presence]:
+        """By session, to look at."""
+        return self._presences
 
     def __contains__(self, session: int) -> bool:
         return session in self._presences

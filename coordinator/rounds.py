@@ -14,7 +14,7 @@ import enum
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from shoal.coordinator.records import RoundOpened
+from shoal.coordinator.records import Limits, RoundOpened
 from shoal.protocol.errors import LocalProtocolError
 from shoal.protocol.messages import (
     Contribution,
@@ -77,8 +77,32 @@ class Round:
     sessions: dict[PeerId, int] = field(default_factory=dict)
     """Whose lease a contribution of the plan spends."""
     first_ready_at: float | None = None
-    wrapped: set[int] = field(default_factory=set)
-    """Sessions that were asked to stop training early."""
+    ready_at: dict[int, float] = field(default_factory=dict)
+    """When each session first said that it was ready."""
+    heard_at: dict[int, float] = field(default_factory=dict)
+    """When each session last said what it holds."""
+    wrapped: dict[int, float] = field(default_factory=dict)
+    """Sessions that were asked to stop training early, and when."""
+    peers: dict[int, PeerId] = field(default_factory=dict)
+    """Whose sessions the members were when the round opened; this and the next are `gathering.prepare`'s."""
+    quotas: dict[int, int] = field(default_factory=dict)
+    """Samples expected of each member."""
+    limits: dict[int, float] = field(default_factory=dict)
+    """Seconds from the opening after which each member is asked for what it has."""
+    graces: dict[int, float] = field(default_factory=dict)
+    """Seconds that each member then gets to answer."""
+    absent: set[int] = field(default_factory=set)
+    """Members that the last rounds closed without: not waited for until they have caught up."""
+    quorum: int = 0
+    """Members that are enough, with gather = "quorum"."""
+    late: bool = False
+    """Nobody is waited for any more, if enough are ready."""
+    look_again_at: float = 0.0
+    """When time alone may move the gathering."""
+    seen: tuple[object, ...] = ()
+    """What the gathering looked like when it was looked at last."""
+    deadlines: Limits = field(default_factory=Limits)
+    """What is waited for at most, now that the plan is known."""
 
     def __post_init__(self) -> None:
         self.members = set(self.opened.members)
@@ -212,6 +236,18 @@ class Round:
             if 2 * len(witnesses) > len(others):
                 return decision, witnesses
         return None
+
+    def outcome(self, session: int, alive: bool) -> str:
+        """What became of a member's work in this round, in the words of `RoundPeerView`."""
+        peer, ready = self.peers[session], self.ready.get(session)
+        parts = sum(peer in decision.contributors for decision in self.decisions.values())
+        if self.state is not RoundState.ABANDONED and parts and self.sessions.get(peer) == session:
+            return "in" if parts == len(self.reducer_of) else "in part"
+        if not alive:
+            return "lost"
+        if ready is None:
+            return "late"
+        return "left out" if ready.weight else "nothing"
 
     def missing(self) -> set[int]:
         """Live sessions that do not hold everything that was decided."""

@@ -18,6 +18,9 @@ from shoal.protocol.spec import RunSpec
 CHANGEABLE = (
     "run.min_peers",
     "run.total_tokens",
+    "round.seconds",
+    "round.samples",
+    "round.quorum",
     "evaluation.every",
     "timing.grace_s",
     "timing.gather_s",

@@ -5,12 +5,16 @@ Neighbours: `core` answers operators with these; `shoal admin` shows them.
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shoal.coordinator.ledger import Ledger, RoundSummary
+from shoal.coordinator.pace import KEPT
+from shoal.coordinator.records import Showing
 from shoal.coordinator.roster import Presence, Roster
 from shoal.coordinator.rounds import Round, RoundState
-from shoal.protocol.admin import Contributor, Leaderboard, Peers, PeerView, Rounds, RoundView, Status
+from shoal.protocol.admin import Contributor, Leaderboard, Peers, PeerView, RoundPeerView, Rounds, RoundView, Status
 from shoal.protocol.messages import NO_VERSION, Notice
 from shoal.protocol.spec import RunSpec
 
@@ -70,8 +74,10 @@ def peers(ledger: Ledger, roster: Roster, now: float) -> Peers:
 
 
 def rounds(ledger: Ledger, limit: int) -> Rounds:
-    """The last rounds, newest last."""
-    return Rounds(tuple(_round(summary) for summary in list(ledger.history)[-max(1, limit) :]))
+    """The last rounds, newest last, each with what the ones before it let expect."""
+    history = list(ledger.history)
+    first = max(0, len(history) - max(1, limit))
+    return Rounds(tuple(_round(history[index], history[max(0, index - KEPT) : index]) for index in range(first, len(history))))
 
 
 def leaderboard(ledger: Ledger, limit: int) -> Leaderboard:
@@ -85,7 +91,13 @@ def leaderboard(ledger: Ledger, limit: int) -> Leaderboard:
     return Leaderboard(tuple(rows), ledger.committed_tokens)
 
 
-def _round(summary: RoundSummary) -> RoundView:
+def _round(summary: RoundSummary, before: Sequence[RoundSummary]) -> RoundView:
+    committed = [earlier for earlier in before if earlier.state == "committed"]
+
+    def usual(times: Iterable[float]) -> float:
+        return statistics.median(found) if (found := list(times)) else 0.0
+
+    limits = summary.limits
     absent = tuple(peer for peer in summary.who if peer not in summary.included) if summary.version != NO_VERSION else ()
     return RoundView(
         summary.round,
@@ -106,6 +118,28 @@ def _round(summary: RoundSummary) -> RoundView:
         summary.expected_bytes,
         summary.expected_gather_s,
         absent,
+        gather_limit_s=limits.gather_s,
+        part_limit_s=limits.part_s,
+        reduce_limit_s=limits.reduce_s,
+        delivery_limit_s=limits.delivery_s,
+        usual_gather_s=usual(earlier.gather_s for earlier in committed),
+        usual_reduce_s=usual(earlier.reduce_s for earlier in committed),
+        usual_commit_s=usual(earlier.commit_s for earlier in committed),
+        peers=tuple(_shown(showing, *summary.claims.get(showing.peer, (0.0, 0.0))) for showing in summary.showings),
+    )
+
+
+def _shown(showing: Showing, norm: float, cosine: float) -> RoundPeerView:
+    """What a peer said when it was ready, and then, when it had applied the entry, of the parts that contain its work."""
+    return RoundPeerView(
+        showing.peer,
+        showing.name,
+        showing.outcome,
+        showing.weight,
+        showing.ready_s,
+        showing.limit_s,
+        norm or showing.norm,
+        cosine,
     )
 
 

@@ -303,10 +303,11 @@ class BulkPlane:
     def _apply(self, effect: Apply) -> Callable[[], None]:
         """In the state thread; returns what is to be said on the event loop."""
         tools = self._tooled
-        tools.vault.apply(effect.commit, effect.included, tools.return_codec, effect.trained)
+        likeness = tools.vault.apply(effect.commit, effect.included, tools.return_codec, effect.trained)
         self._fetched.discard(effect.commit.round)
         tools.vault.keep_entries(self._keep_entries, [*list(self._rounds), *list(self._fetched)])
-        return lambda: self._emit(EntryApplied(effect.commit.version, *self.traffic(effect.commit.round)))
+        traffic = self.traffic(effect.commit.round)
+        return lambda: self._emit(EntryApplied(effect.commit.version, *traffic, likeness.norm, likeness.cosine))
 
     def _hash(self, version: int) -> Callable[[], None]:
         vault = self._tooled.vault

@@ -15,7 +15,7 @@ What is not in a committed entry stays pending. Neighbours: `roundbook` keeps on
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from shoal.peer.events import (
@@ -184,6 +184,10 @@ class Engine:
         """The round that the trainer is training for."""
         self.published: Published | None = None
         """The trainer's last word on the round in `opened`."""
+        self._at_risk = kept.trained > 0
+        """Pending work was sent for a round whose outcome has not reached the state here: an entry may contain it."""
+        self.overdue = False
+        """An entry was made without the work that is pending here: it is offered before more is added to it."""
         self.reduction: RoundBook | None = None
         self.kept_rounds: set[int] = set()
         """Rounds whose bytes the daemon still keeps."""
@@ -199,7 +203,11 @@ class Engine:
         self._labels: set[int] = set()
         """Rounds that the training under way may be published for."""
         self._wrapping = False
+        self._wrapped = -1
+        """The last round that this peer was asked to wrap up."""
         self._published_at = 0.0
+        self._norm = 0.0
+        """Of the pending pseudo-gradient, as the trainer published it; 0: not known."""
         self._last_ready = (-1, 0.0, 0.0)
         """Round, seconds of training, and time of the last Ready: what the round cost this peer."""
         self._hashing: int | None = None
@@ -258,6 +266,7 @@ class Engine:
             case TrainerLost(reason):
                 self._trainer = self._wrapping = self._building = self._exporting = False
                 self.training = None
+                self._labels.clear()
                 self.waiting_for = "" if self.waiting_for == STALLED else self.waiting_for
                 self._emit(Tell(f"the trainer stopped: {reason}; starting another", "warning"))
             case Published():
@@ -459,12 +468,11 @@ class Engine:
     def _new_session(self) -> None:
         """Another membership: what was leased to the old one is other peers' work now, so pending work must not count twice."""
         self.session = NO_SESSION
-        self.trained = 0
+        self._drop_pending()
         self.published, self.opened = None, None
         self._wrap_up()
         self._labels.clear()  # what the trainer publishes now belongs to the old membership
         self.reduction, self._have_at, self._early_plan = None, None, None
-        self._emit(DropPending())
 
     def _dismissed(self, said: Dismissed) -> None:
         self.session = NO_SESSION
@@ -546,7 +554,8 @@ class Engine:
         self._forget_rounds(commit.round)
         ready_round, train_s, ready_at = self._last_ready
         cost = (train_s, self._clock - ready_at) if ready_round == commit.round else (0.0, 0.0)
-        self._say(Applied(event.version, event.sent_bytes, event.received_bytes, *cost))
+        self.overdue = self.trained > 0
+        self._say(Applied(event.version, event.sent_bytes, event.received_bytes, *cost, event.norm, event.cosine))
         if self.opened is not None and self.opened.round <= commit.round:
             self.opened, self.published = None, None
         assert self.spec is not None
@@ -591,10 +600,9 @@ class Engine:
         self._labels.clear()
         if not wanted:
             self.stale += 1
-            self._emit(DropPending())
-            self.trained = 0
+            self._drop_pending()
             return
-        self.trained = event.trained
+        self.trained, self._norm = event.trained, event.norm
         if self.opened is not None and self.opened.round == round_id:
             self.published, self._published_at = event, now
             if event.note:
@@ -608,7 +616,8 @@ class Engine:
         done = self.published
         weight = self.trained * self.spec.data.sequence_length
         self._last_ready = (self.opened.round, done.train_s, self._published_at)
-        self._say(Ready(self.opened.round, weight, self.trained, done.steps, done.loss, done.train_s, done.note))
+        norm = self._norm if self.trained else 0.0
+        self._say(Ready(self.opened.round, weight, self.trained, done.steps, done.loss, done.train_s, done.note, norm))
 
     def _open(self, opened: Open) -> None:
         if self.opened is not None and opened.round < self.opened.round:
@@ -631,9 +640,10 @@ class Engine:
     def _wrap(self, round_id: int) -> None:
         if self.opened is None or self.opened.round != round_id or self.published is not None:
             return
+        self._wrapped = round_id
         if self.training is not None:
             self._wrap_up()
-        else:
+        elif self.opened.base == self.version:
             self._publish_pending(round_id)
 
     def _publish_pending(self, round_id: int) -> None:
@@ -653,12 +663,14 @@ class Engine:
             return
         if self._leave_at is not None:
             return
-        if sum(map(len, opened.lease)) <= self.trained:
+        self._at_risk = False  # a round opens when all before it are decided, and the state here is what came of them
+        if self.overdue or opened.round == self._wrapped or sum(map(len, opened.lease)) <= self.trained:
             self._publish_pending(opened.round)
         elif self._trainer:
             self.training = opened.round
             self._trainer_moved(self._clock)
             self._labels = {opened.round}
+            self._progress = replace(self._progress, samples=self.trained)
             self._emit(
                 Train(
                     opened.round,
@@ -668,8 +680,15 @@ class Engine:
                     opened.quota,
                     opened.committed_tokens,
                     opened.expected_tokens,
+                    opened.stop,
+                    opened.seconds,
                 )
             )
+
+    def _drop_pending(self) -> None:
+        """What was trained and not committed no longer counts."""
+        self.trained, self.overdue, self._at_risk, self._norm = 0, False, False, 0.0
+        self._emit(DropPending())
 
     def _trainer_moved(self, now: float) -> None:
         """The trainer began, or finished a step."""
@@ -707,6 +726,7 @@ class Engine:
             self._emit(Collect(plan.round, reducer))
         published = self.published is not None and self.opened is not None and self.opened.round == plan.round
         if self.me.peer in reduction.weights and published:
+            self._at_risk = True
             for key, reducer_id in reduction.sending_order():
                 self._emit(SendPart(key, reducer_id))
 
@@ -840,8 +860,9 @@ class Engine:
         if self._heartbeat_at is not None and now >= self._heartbeat_at and self.spec is not None:
             self._heartbeat_at = now + self.spec.timing.heartbeat_s
             progress, link = self._progress, self._link
-            beat = Heartbeat(self.phase, progress.steps, progress.loss, progress.tokens_per_s, link.up_bytes_s, link.down_bytes_s)
-            self._say(beat)
+            at = (self.training, progress.samples) if self.training is not None else (-1, 0)
+            rates = (link.up_bytes_s, link.down_bytes_s)
+            self._say(Heartbeat(self.phase, progress.steps, progress.loss, progress.tokens_per_s, *rates, *at))
         if self._have_at is not None and now >= self._have_at:
             self._flush_have()
         if self._locate_at is not None and now >= self._locate_at:
@@ -899,8 +920,10 @@ class Engine:
                 self._wrap_up()
             elif offer is not None:
                 self._offer, self._fetching_state = None, True
-                self.trained = 0
-                self._emit(DropPending())  # an entry that is skipped may contain it; its samples stay leased and are trained again
+                if self._at_risk or self._suspect:
+                    # An entry that is skipped may contain it, or it was trained from a bad copy; its samples stay leased.
+                    self._drop_pending()
+                self.overdue = self.trained > 0
                 self._emit(FetchState(offer.version, offer.contacts))
             elif self._trainer:
                 self._ask(Locate(NO_VERSION, self._failed))
@@ -932,7 +955,7 @@ class Engine:
     def _apply(self, commit: Commit) -> None:
         included = self._included(commit)
         if any(included):
-            self.trained = self._left_after(commit)
+            self.trained, self._norm = self._left_after(commit), 0.0
         self._applying = commit
         self._emit(Apply(commit, included, self.trained))
 

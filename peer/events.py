@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal.protocol.messages import Commit, Contact, Envelope, FromPeer, Layout, PartKey, PeerId, Plan, Span
+from shoal.protocol.messages import Commit, Contact, Envelope, FromPeer, Layout, PartKey, PeerId, Plan, Span, StopRule
 
 # === events =====================================================================================================================
 
@@ -85,15 +85,18 @@ class Published:
     loss: float
     train_s: float
     note: str = ""
+    norm: float = 0.0
+    """Euclidean norm of the pseudo-gradient."""
 
 
 @dataclass(frozen=True)
 class Progressed:
-    """The trainer is this far in its round: inner steps done, last loss, speed."""
+    """The trainer is this far in its round: inner steps done, last loss, speed, samples behind what it would publish now."""
 
     steps: int
     loss: float
     tokens_per_s: float
+    samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -149,11 +152,17 @@ class Hashed:
 
 @dataclass(frozen=True)
 class EntryApplied:
-    """The vault is at `version`; what the entry's round cost in bytes at this peer's sockets."""
+    """The vault is at `version`; what the entry's round cost in bytes at this peer's sockets.
+
+    `norm` and `cosine` compare this peer's work in the entry with the update, over the parts that contain it; both are 0 where
+    none does.
+    """
 
     version: int
     sent_bytes: int = 0
     received_bytes: int = 0
+    norm: float = 0.0
+    cosine: float = 0.0
 
 
 # --- bulk bytes -----------------------------------------------------------------------------------------------------------------
@@ -292,7 +301,8 @@ class Train:
     """Load local := shared - pending, then train. Answered by Published.
 
     `lease` lists all samples leased and not committed; the first `trained` of them are behind pending work already. The trainer
-    trains the following `quota` samples, or as many as the lease holds.
+    trains the following samples: `quota` of them (STEPS), those whose inner steps fit into `seconds` (TIME), or until it hears
+    WrapUp (SAMPLES); never more than the lease holds.
     """
 
     round: int
@@ -302,6 +312,14 @@ class Train:
     quota: int
     committed_tokens: int
     expected_tokens: int
+    stop: StopRule = StopRule.STEPS
+    seconds: float = 0.0
+
+    @property
+    def limit(self) -> int:
+        """Samples to train at most."""
+        left = sum(map(len, self.lease)) - self.trained
+        return min(self.quota, left) if self.stop is StopRule.STEPS else left
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ import torch
 from shoal.optim.diloco import DiLoCo
 from shoal.optim.inner import InnerTraining, inner_optimizer
 from shoal.optim.layout import ParameterLayout
+from shoal.optim.likeness import norm_of
 from shoal.optim.schedule import Schedule
 from shoal.optim.strategy import Strategy
 from shoal.peer.attach import (
@@ -76,6 +77,7 @@ from shoal.peer.export import export, sample_text
 from shoal.peer.task import Task, build_task
 from shoal.peer.vault import Vault
 from shoal.protocol.errors import LocalProtocolError, ShoalError
+from shoal.protocol.messages import StopRule
 from shoal.protocol.spec import RunSpec
 
 MakeTask = Callable[[RunSpec], Task]
@@ -117,11 +119,11 @@ class Trainer:
         """Train the order's samples, or as many as the daemon leaves time for, and publish the pseudo-gradient."""
         self.load(vault, order.base)
         score = Score(self.spec.data.sequence_length, time.perf_counter())
-        stream = batches(self.corpus.training, order.lease, order.trained, order.quota, self.spec.train.batch, self.spec.run.seed)
+        stream = batches(self.corpus.training, order.lease, order.trained, order.limit, self.spec.train.batch, self.spec.run.seed)
         trouble = ""
         for samples in stream:
             order, wrap_up = listen(link, order)
-            if wrap_up:
+            if wrap_up or (order.stop is StopRule.TIME and not score.another_step_fits(order.seconds)):
                 break
             rate = self.rate(order, score.samples + len(samples))  # the step being taken included
             try:
@@ -136,7 +138,7 @@ class Trainer:
             score.add(len(samples), loss)
             if score.due(now := time.perf_counter()):
                 score.told = now
-                link.send(Progressed(self.steps, score.loss, score.tokens_per_s))
+                link.send(Progressed(self.steps, score.loss, score.tokens_per_s, order.trained + score.samples))
 
         order, _ = listen(link, order)  # the round may have got another name during the last step
         if trouble:
@@ -151,7 +153,7 @@ class Trainer:
         trained = order.trained + score.samples
         vault.publish(trained)
         weight = trained * self.spec.data.sequence_length
-        return Published(order.round, trained, weight, score.steps, score.loss, score.seconds)
+        return Published(order.round, trained, weight, score.steps, score.loss, score.seconds, norm=norm_of(delta))
 
     def load(self, vault: Vault, version: int) -> None:
         """local := shared - pending. The base is kept, so that publishing does not depend on what the vault holds by then."""
@@ -268,6 +270,10 @@ class Score:
     def due(self, now: float) -> bool:
         """Whether it is time to tell the daemon again."""
         return now - self.told >= PROGRESS_EVERY_S
+
+    def another_step_fits(self, seconds: float) -> bool:
+        """Whether a step as long as those so far would end in time; there is always time for the first."""
+        return not self.steps or self.seconds * (self.steps + 1) / self.steps <= seconds
 
     @property
     def loss(self) -> float:

@@ -46,6 +46,7 @@ from shoal.compression.codec import codec as codec_named
 from shoal.compression.feedback import corrected, left_out
 from shoal.optim.diloco import DiLoCo
 from shoal.optim.layout import Part
+from shoal.optim.likeness import Likeness
 from shoal.optim.outer import fingerprint
 from shoal.optim.strategy import Strategy
 from shoal.peer.partstore import PartStore, storage_full
@@ -386,16 +387,16 @@ class Vault:
         self.observe("dropped")
         self._words[_DROPPING] = 0
 
-    def apply(self, commit: Commit, included: Sequence[bool], codec: Codec, trained: int = 0) -> None:
+    def apply(self, commit: Commit, included: Sequence[bool], codec: Codec, trained: int = 0) -> Likeness:
         """Turn version `commit.base` into `commit.version`: per part, the outer step with the part's decoded bytes from the store;
         where this peer's work is included, its pending slice becomes 0, and what the codec left out of it the residual.
 
         `codec` is the return codec; `trained` counts the samples behind what stays pending. An entry that the vault is past already
-        changes nothing. After a kill at any moment `open` ends with the same bytes. Raises LocalProtocolError when parts miss
-        or do not fit.
+        changes nothing. After a kill at any moment `open` ends with the same bytes. Returns how this peer's work compares with the
+        update in the parts that include it. Raises LocalProtocolError when parts miss or do not fit.
         """
         if commit.version <= self.version and not self.changing:
-            return
+            return Likeness()
         if commit.base != self.version:
             raise LocalProtocolError(f"entry {commit.version} continues version {commit.base}, the vault is at {self.version}")
         if len(included) != len(commit.parts):
@@ -408,11 +409,12 @@ class Vault:
         self._begin_change()
         self._words[_APPLYING] = commit.version
         self.observe("applying")
-        self._continue(entry, codec)
+        return self._continue(entry, codec)
 
-    def _continue(self, entry: Entry, codec: Codec) -> None:
+    def _continue(self, entry: Entry, codec: Codec) -> Likeness:
         """Do the parts that the progress word says are not done, and raise the version."""
         commit = entry.commit
+        likeness = Likeness()
         payloads = self._payloads(entry, codec)
         delta = torch.empty(self._largest)
         buffer = torch.empty(self._largest)
@@ -426,6 +428,8 @@ class Vault:
                 momentum.copy_(self.momentum[part.start : part.stop])
                 update, lr, mu = delta[: _size(part)], commit.outer_lr, commit.outer_momentum
                 self.strategy.step(theta, momentum, update, lr, mu, buffer[: _size(part)])
+                if entry.included[index]:
+                    likeness.add(self._slots[entry.slot][part.start : part.stop], update)
                 if self.feedback and entry.included[index]:
                     pending, residual = self._slots[entry.slot][part.start : part.stop], self.residual[part.start : part.stop]
                     left_out(self.feedback, part.spans, pending, residual, self._residual_scratch(part))
@@ -445,6 +449,7 @@ class Vault:
         self._entries[commit.version] = entry
         self._words[_SLOT_TRAINED + entry.slot] = entry.trained
         self._finish_change(commit.version)
+        return likeness
 
     def _residual_scratch(self, part: Part) -> torch.Tensor:
         return self._scratch[2 * self._largest :][: _size(part)]

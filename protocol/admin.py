@@ -195,6 +195,26 @@ class PeerView:
 
 
 @dataclass(frozen=True)
+class RoundPeerView:
+    """One member in one round."""
+
+    peer: PeerId
+    name: str
+    outcome: str
+    """"in"; "in part": some parts went without it; "late": not ready when gathering closed; "left out": ready, but in no part;
+    "nothing": weight 0; "lost". What is "late" or "left out" stays pending and counts in the next round."""
+    weight: int
+    ready_s: float
+    """Seconds from the round's opening to its Ready; 0: there was none in time."""
+    limit_s: float
+    """Seconds from the opening after which it was asked to publish what it had; 0: it was not measured yet."""
+    norm: float
+    """Euclidean norm of its update, as this peer says; 0: it did not say."""
+    cosine: float
+    """Cosine of its update to the round's mean, as this peer says, once it applied the entry; 0 with norm 0: it did not say."""
+
+
+@dataclass(frozen=True)
 class RoundView:
     """One round."""
 
@@ -223,6 +243,21 @@ class RoundView:
     """What the slowest member needs for its share at the speed it last reported; 0: no speed was known."""
     absent: tuple[PeerId, ...] = ()
     """Members whose work is not in what it made."""
+    gather_limit_s: float = 0.0
+    """When gathering would have closed without the slowest member, in seconds from the opening; this and the next three come from
+    medians and spreads of earlier rounds, bounded by the run spec's [timing]."""
+    part_limit_s: float = 0.0
+    """How long reducers waited for a contribution at most."""
+    reduce_limit_s: float = 0.0
+    """How long after its plan the round would have been abandoned without a commit."""
+    delivery_limit_s: float = 0.0
+    """How long the decided round waited for members that lacked parts at most."""
+    usual_gather_s: float = 0.0
+    """Median of the rounds before, as are the next two; 0: none yet."""
+    usual_reduce_s: float = 0.0
+    usual_commit_s: float = 0.0
+    peers: tuple[RoundPeerView, ...] = ()
+    """Everybody who was asked to take part."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ NO_SESSION = 0
 """The session of a peer that has none; real ones count from 1."""
 
 PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 1
-"""Peers and coordinator of different majors refuse each other; a higher minor only adds. Minor 1: Leave, Barred."""
+"""Peers and coordinator of different majors refuse each other; a higher minor only adds. Minor 1: Leave, Barred, the stop rules
+TIME and SAMPLES."""
 
 DIGEST_BYTES = 32
 
@@ -131,6 +132,10 @@ class Heartbeat:
     up_bytes_s: float = 0.0
     """What this peer's link was seen to carry, out and in; 0: nothing that tells was carried yet."""
     down_bytes_s: float = 0.0
+    round: int = -1
+    """The round that the trainer trains for, or -1."""
+    samples: int = 0
+    """Leased samples behind what it would publish for that round now."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,8 @@ class Ready:
     train_s: float = 0.0
     note: str = ""
     """Why the weight is 0, when it is ("w: 1/8 non-finite")."""
+    norm: float = 0.0
+    """Euclidean norm of the pseudo-gradient; 0: not known, or nothing there. This peer's claim."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +215,10 @@ class Applied:
     received_bytes: int = 0
     train_s: float = 0.0
     wait_s: float = 0.0
+    norm: float = 0.0
+    """Euclidean norm of this peer's own work in the entry; 0: it has none in it, or did not measure. A claim, as is the next."""
+    cosine: float = 0.0
+    """Cosine of that work to the entry's update, over the parts that contain it."""
 
 
 @dataclass(frozen=True)
@@ -297,6 +308,11 @@ class StopRule(enum.Enum):
     """When a member stops training and publishes."""
 
     STEPS = "steps"
+    """After its quota."""
+    TIME = "time"
+    """When no further inner step fits into `Open.seconds`; the quota is what was expected of it."""
+    SAMPLES = "samples"
+    """When it hears Wrap, because the members have enough together; the quota is what was expected of it."""
 
 
 @dataclass(frozen=True)
@@ -310,11 +326,13 @@ class Open:
     lease: tuple[Span, ...]
     """All samples leased to this peer and not yet committed, oldest first; work that is pending stands at the front."""
     quota: int
-    """Samples per member and round: H inner steps times samples per step."""
+    """Samples expected of this member in this round: H inner steps times samples per step, or what its speed so far promises."""
     committed_tokens: int
     expected_tokens: int
     members: int
     stop: StopRule = StopRule.STEPS
+    seconds: float = 0.0
+    """With TIME: how long to train, by the member's own clock."""
 
 
 @dataclass(frozen=True)

@@ -211,6 +211,36 @@ class Train(Section):
         return self
 
 
+class Round(Section):
+    """When a member stops training in a round, and for whom the round waits."""
+
+    stop: Literal["steps", "time", "samples"] = "steps"
+    """"steps": each member trains train.steps inner steps. "time": as many as fit into `seconds`. "samples": until the members
+    together have `samples`."""
+    seconds: Annotated[float, Field(ge=0, le=30 * 86400)] = 0.0
+    """With stop = "time": seconds that each member trains, by its own clock; how many steps to expect is measured, train.steps is
+    the first guess."""
+    samples: Annotated[int, Field(ge=0, le=1 << 31)] = 0
+    """With stop = "samples": samples that all members together train before gathering closes; what is in hand then counts too."""
+    gather: Literal["all", "quorum"] = "all"
+    """"all": every member is waited for, each as long as its own earlier rounds say it may need. "quorum": only until enough are
+    ready, and for the others a little longer. Who is late is asked for what it has; what comes too late counts in a later round."""
+    quorum: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """With gather = "quorum": share of the members that must be ready at least. More are waited for as long as that adds more
+    work per second than it costs, by the speeds measured so far."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for key, value, stop in (("seconds", self.seconds, "time"), ("samples", self.samples, "samples")):
+            if self.stop == stop and not value:
+                raise ValueError(f'round.stop "{stop}" needs round.{key}')
+            if self.stop != stop and value:
+                raise ValueError(f'round.{key} is set but round.stop is "{self.stop}"; set round.stop = "{stop}"')
+        if self.gather == "all" and self.quorum != Round.model_fields["quorum"].default:
+            raise ValueError('round.quorum is set but round.gather is "all"; set round.gather = "quorum"')
+        return self
+
+
 class Outer(Section):
     """The step that moves the shared parameters: Nesterov momentum on the averaged pseudo-gradient."""
 
@@ -276,13 +306,14 @@ class Timing(Section):
     grace_s: Annotated[float, Field(ge=0, le=86400)] = 2.0
     """Seconds within which a peer whose stream broke may come back as the same member."""
     gather_s: Seconds = 600.0
-    """Seconds after which gathering closes without members that are not ready, if min_peers are."""
+    """Seconds after which gathering closes without members that are not ready, if min_peers are. This and the next three are
+    limits: how long the run really waits is computed from what earlier rounds took (`shoal admin rounds`)."""
     reduce_s: Seconds = 600.0
-    """Seconds after its plan at which a round without a commit is abandoned."""
+    """Seconds after its plan at which a round without a commit is abandoned, at most."""
     part_s: Seconds = 300.0
-    """Seconds that a reducer waits for a contribution."""
+    """Seconds that a reducer waits for a contribution, at most."""
     delivery_s: Seconds = 60.0
-    """Seconds that a commit waits for members that lack parts which enough others hold."""
+    """Seconds that a commit waits for members that lack parts which enough others hold, at most."""
     join_wait_s: Annotated[float, Field(ge=0, le=86400)] = 0.5
     """Seconds to wait for more peers, once min_peers are there, before a round opens."""
 
@@ -313,11 +344,21 @@ class RunSpec(Section):
     model: Model = Model()
     data: Data = Data()
     train: Train = Train()
+    round: Round = Round()
     outer: Outer = Outer()
     codec: Codec = Codec()
     evaluation: Evaluation = Evaluation()
     state: State = State()
     timing: Timing = Timing()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.round.seconds >= self.timing.gather_s:
+            raise ValueError(
+                f"round.seconds {self.round.seconds:g} is not below timing.gather_s {self.timing.gather_s:g}: "
+                "gathering would close before anybody is ready"
+            )
+        return self
 
     @property
     def samples_per_round(self) -> int:

@@ -17,11 +17,15 @@ class StopRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STOP_RULE_UNSPECIFIED: _ClassVar[StopRule]
     STOP_RULE_STEPS: _ClassVar[StopRule]
+    STOP_RULE_TIME: _ClassVar[StopRule]
+    STOP_RULE_SAMPLES: _ClassVar[StopRule]
 SECTION_UNSPECIFIED: Section
 SECTION_PARAMETERS: Section
 SECTION_BUFFERS: Section
 STOP_RULE_UNSPECIFIED: StopRule
 STOP_RULE_STEPS: StopRule
+STOP_RULE_TIME: StopRule
+STOP_RULE_SAMPLES: StopRule
 
 class PartKey(_message.Message):
     __slots__ = ("round", "section", "part", "attempt")
@@ -98,20 +102,24 @@ class Hello(_message.Message):
     def __init__(self, run: _Optional[str] = ..., major: _Optional[int] = ..., minor: _Optional[int] = ..., instance: _Optional[str] = ..., session: _Optional[int] = ..., version: _Optional[int] = ..., root: _Optional[bytes] = ..., layout: _Optional[_Union[Layout, _Mapping]] = ..., address: _Optional[str] = ..., name: _Optional[str] = ..., device: _Optional[str] = ..., software: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("phase", "steps", "loss", "tokens_per_s", "up_bytes_s", "down_bytes_s")
+    __slots__ = ("phase", "steps", "loss", "tokens_per_s", "up_bytes_s", "down_bytes_s", "round", "samples")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     UP_BYTES_S_FIELD_NUMBER: _ClassVar[int]
     DOWN_BYTES_S_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     phase: str
     steps: int
     loss: float
     tokens_per_s: float
     up_bytes_s: float
     down_bytes_s: float
-    def __init__(self, phase: _Optional[str] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., up_bytes_s: _Optional[float] = ..., down_bytes_s: _Optional[float] = ...) -> None: ...
+    round: int
+    samples: int
+    def __init__(self, phase: _Optional[str] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., up_bytes_s: _Optional[float] = ..., down_bytes_s: _Optional[float] = ..., round: _Optional[int] = ..., samples: _Optional[int] = ...) -> None: ...
 
 class StateReady(_message.Message):
     __slots__ = ("version", "root", "layout", "data")
@@ -134,7 +142,7 @@ class Locate(_message.Message):
     def __init__(self, version: _Optional[int] = ..., failed: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("round", "weight", "samples", "steps", "loss", "train_s", "note")
+    __slots__ = ("round", "weight", "samples", "steps", "loss", "train_s", "note", "norm")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +150,7 @@ class Ready(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     TRAIN_S_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    NORM_FIELD_NUMBER: _ClassVar[int]
     round: int
     weight: int
     samples: int
@@ -149,7 +158,8 @@ class Ready(_message.Message):
     loss: float
     train_s: float
     note: str
-    def __init__(self, round: _Optional[int] = ..., weight: _Optional[int] = ..., samples: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., train_s: _Optional[float] = ..., note: _Optional[str] = ...) -> None: ...
+    norm: float
+    def __init__(self, round: _Optional[int] = ..., weight: _Optional[int] = ..., samples: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., train_s: _Optional[float] = ..., note: _Optional[str] = ..., norm: _Optional[float] = ...) -> None: ...
 
 class PartClosed(_message.Message):
     __slots__ = ("key", "contributors", "divisor", "digest", "refused")
@@ -186,18 +196,22 @@ class Have(_message.Message):
     def __init__(self, round: _Optional[int] = ..., items: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
 
 class Applied(_message.Message):
-    __slots__ = ("version", "sent_bytes", "received_bytes", "train_s", "wait_s")
+    __slots__ = ("version", "sent_bytes", "received_bytes", "train_s", "wait_s", "norm", "cosine")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     TRAIN_S_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    NORM_FIELD_NUMBER: _ClassVar[int]
+    COSINE_FIELD_NUMBER: _ClassVar[int]
     version: int
     sent_bytes: int
     received_bytes: int
     train_s: float
     wait_s: float
-    def __init__(self, version: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., train_s: _Optional[float] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    norm: float
+    cosine: float
+    def __init__(self, version: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., train_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., norm: _Optional[float] = ..., cosine: _Optional[float] = ...) -> None: ...
 
 class Fingerprint(_message.Message):
     __slots__ = ("version", "root")
@@ -284,7 +298,7 @@ class CatchUp(_message.Message):
     def __init__(self, commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("round", "group", "fragment", "base", "lease", "quota", "committed_tokens", "expected_tokens", "members", "stop")
+    __slots__ = ("round", "group", "fragment", "base", "lease", "quota", "committed_tokens", "expected_tokens", "members", "stop", "seconds")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
@@ -295,6 +309,7 @@ class Open(_message.Message):
     EXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
     round: int
     group: int
     fragment: int
@@ -305,7 +320,8 @@ class Open(_message.Message):
     expected_tokens: int
     members: int
     stop: StopRule
-    def __init__(self, round: _Optional[int] = ..., group: _Optional[int] = ..., fragment: _Optional[int] = ..., base: _Optional[int] = ..., lease: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., quota: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., expected_tokens: _Optional[int] = ..., members: _Optional[int] = ..., stop: _Optional[_Union[StopRule, str]] = ...) -> None: ...
+    seconds: float
+    def __init__(self, round: _Optional[int] = ..., group: _Optional[int] = ..., fragment: _Optional[int] = ..., base: _Optional[int] = ..., lease: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., quota: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., expected_tokens: _Optional[int] = ..., members: _Optional[int] = ..., stop: _Optional[_Union[StopRule, str]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Wrap(_message.Message):
     __slots__ = ("round",)
@@ -652,7 +668,7 @@ class PeerView(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., session: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., silent_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., committed_tokens: _Optional[int] = ..., software: _Optional[str] = ..., draining: _Optional[bool] = ..., certificate_until: _Optional[float] = ..., warning: _Optional[str] = ...) -> None: ...
 
 class RoundView(_message.Message):
-    __slots__ = ("round", "version", "state", "members", "contributors", "weight", "sent_bytes", "gather_s", "reduce_s", "commit_s", "reason", "train_s", "wait_s", "received_bytes", "expected_weight", "expected_bytes", "expected_gather_s", "absent")
+    __slots__ = ("round", "version", "state", "members", "contributors", "weight", "sent_bytes", "gather_s", "reduce_s", "commit_s", "reason", "train_s", "wait_s", "received_bytes", "expected_weight", "expected_bytes", "expected_gather_s", "absent", "gather_limit_s", "part_limit_s", "reduce_limit_s", "delivery_limit_s", "usual_gather_s", "usual_reduce_s", "usual_commit_s", "peers")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -671,6 +687,14 @@ class RoundView(_message.Message):
     EXPECTED_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_GATHER_S_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
+    GATHER_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
+    PART_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
+    REDUCE_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
+    DELIVERY_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
+    USUAL_GATHER_S_FIELD_NUMBER: _ClassVar[int]
+    USUAL_REDUCE_S_FIELD_NUMBER: _ClassVar[int]
+    USUAL_COMMIT_S_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     round: int
     version: int
     state: str
@@ -689,7 +713,35 @@ class RoundView(_message.Message):
     expected_bytes: int
     expected_gather_s: float
     absent: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, round: _Optional[int] = ..., version: _Optional[int] = ..., state: _Optional[str] = ..., members: _Optional[int] = ..., contributors: _Optional[int] = ..., weight: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., gather_s: _Optional[float] = ..., reduce_s: _Optional[float] = ..., commit_s: _Optional[float] = ..., reason: _Optional[str] = ..., train_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., received_bytes: _Optional[int] = ..., expected_weight: _Optional[int] = ..., expected_bytes: _Optional[int] = ..., expected_gather_s: _Optional[float] = ..., absent: _Optional[_Iterable[str]] = ...) -> None: ...
+    gather_limit_s: float
+    part_limit_s: float
+    reduce_limit_s: float
+    delivery_limit_s: float
+    usual_gather_s: float
+    usual_reduce_s: float
+    usual_commit_s: float
+    peers: _containers.RepeatedCompositeFieldContainer[RoundPeerView]
+    def __init__(self, round: _Optional[int] = ..., version: _Optional[int] = ..., state: _Optional[str] = ..., members: _Optional[int] = ..., contributors: _Optional[int] = ..., weight: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., gather_s: _Optional[float] = ..., reduce_s: _Optional[float] = ..., commit_s: _Optional[float] = ..., reason: _Optional[str] = ..., train_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., received_bytes: _Optional[int] = ..., expected_weight: _Optional[int] = ..., expected_bytes: _Optional[int] = ..., expected_gather_s: _Optional[float] = ..., absent: _Optional[_Iterable[str]] = ..., gather_limit_s: _Optional[float] = ..., part_limit_s: _Optional[float] = ..., reduce_limit_s: _Optional[float] = ..., delivery_limit_s: _Optional[float] = ..., usual_gather_s: _Optional[float] = ..., usual_reduce_s: _Optional[float] = ..., usual_commit_s: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[RoundPeerView, _Mapping]]] = ...) -> None: ...
+
+class RoundPeerView(_message.Message):
+    __slots__ = ("peer", "name", "outcome", "weight", "ready_s", "limit_s", "norm", "cosine")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    READY_S_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_S_FIELD_NUMBER: _ClassVar[int]
+    NORM_FIELD_NUMBER: _ClassVar[int]
+    COSINE_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    name: str
+    outcome: str
+    weight: int
+    ready_s: float
+    limit_s: float
+    norm: float
+    cosine: float
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., outcome: _Optional[str] = ..., weight: _Optional[int] = ..., ready_s: _Optional[float] = ..., limit_s: _Optional[float] = ..., norm: _Optional[float] = ..., cosine: _Optional[float] = ...) -> None: ...
 
 class EventView(_message.Message):
     __slots__ = ("at", "text", "number", "level")

@@ -921,7 +921,13 @@ def test_losing_a_reducer_before_it_closed_its_part_abandons_the_round() -> None
     cyd.breaks()
     stage.wait(GRACE_S)
     assert ada.last(Abandoned) == Abandoned(0, "reducer cyd was lost before it closed part 2")
-    assert stage.journaled(RoundAbandoned) == [RoundAbandoned(0, "reducer cyd was lost before it closed part 2")]
+    (abandoned,) = stage.journaled(RoundAbandoned)
+    assert (abandoned.round, abandoned.reason) == (0, "reducer cyd was lost before it closed part 2")
+    assert [(showing.peer, showing.outcome) for showing in abandoned.showings] == [
+        ("ada", "left out"),
+        ("bob", "left out"),
+        ("cyd", "lost"),
+    ]
 
 
 def test_losing_a_reducer_whose_parts_two_others_hold_does_no_harm() -> None:

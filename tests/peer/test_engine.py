@@ -126,6 +126,7 @@ from shoal.protocol.messages import (
     Share,
     Span,
     StateReady,
+    StopRule,
     Welcome,
     Wrap,
 )
@@ -308,9 +309,9 @@ def test_nothing_is_said_before_the_welcome_or_after_the_stream_broke() -> None:
 def test_heartbeats_come_at_the_runs_pace_with_the_trainers_progress() -> None:
     desk = Desk.member()
     desk.hears(opened(0, 0))
-    desk.feed(Progressed(5, 3.25, 1000.0))
+    desk.feed(Progressed(5, 3.25, 1000.0, samples=3))
     desk.wait(6.0)
-    assert desk.said(Heartbeat) == [Heartbeat("training", 5, 3.25, 1000.0)] * 3
+    assert desk.said(Heartbeat) == [Heartbeat("training", 5, 3.25, 1000.0, round=0, samples=3)] * 3
 
 
 @pytest.mark.parametrize(("session", "term"), [(2, 1), (1, 0), (1, 2), (NO_SESSION, 0)])
@@ -459,10 +460,9 @@ def test_a_newcomer_asks_builds_version_0_and_says_what_it_is() -> None:
     assert desk.feed(OriginReady(root(0))) == [Say(1, 1, StateReady(0, root(0), LAYOUT, DATA))]
 
 
-def test_a_newcomer_fetches_the_state_drops_pending_and_says_that_it_is_there() -> None:
+def test_a_newcomer_fetches_the_state_and_says_that_it_is_there() -> None:
     desk = newcomer(version=6)
-    assert kinds(desk.hears(Donors(6, (ADA, CYD)))) == ["DropPending", "FetchState"]
-    assert desk.did(FetchState) == [FetchState(6, (ADA, CYD))]
+    assert desk.hears(Donors(6, (ADA, CYD))) == [FetchState(6, (ADA, CYD))]
     assert desk.feed(StateFetched(7, root(7), "ada")) == [Serve(True), Say(1, 1, StateReady(7, root(7), LAYOUT, DATA))]
 
 
@@ -648,6 +648,56 @@ def test_a_wrap_that_finds_no_training_publishes_what_is_pending() -> None:
     desk.hears(opened(0, 0))
     assert desk.hears(Wrap(0)) == [Say(1, 1, Ready(0, 20, 2))]
     assert desk.hears(Wrap(0)) == []
+
+
+def test_a_wrap_that_comes_before_its_version_is_answered_when_the_version_is_there() -> None:
+    desk = Desk.holding()
+    desk.hears(commit(1, 0))
+    desk.hears(opened(1, 1, Span(4, 8)))
+    assert desk.hears(Wrap(1)) == [], "what is pending may be in the entry that is being applied"
+    assert Say(1, 1, Ready(1, 0, 0)) in desk.feed(EntryApplied(1))
+
+
+def test_a_lost_trainers_work_is_not_relabelled() -> None:
+    desk = Desk.member()
+    desk.hears(opened(0, 0))
+    desk.feed(TrainerLost("killed"))
+    desk.hears(Abandoned(0, "no data"))
+    assert desk.hears(opened(1, 0)) == []
+    assert [order.round for order in desk.feed(TrainerAttached(LAYOUT, DATA)) if isinstance(order, Train)] == [1]
+
+
+def test_what_the_work_amounts_to_is_told_with_ready_and_how_it_compares_when_it_is_applied() -> None:
+    desk = Desk.member()
+    desk.hears(opened(0, 0))
+    desk.feed(Published(0, 4, 40, 2, 3.5, 1.5, norm=2.25))
+    assert desk.said(Ready)[0].norm == 2.25
+    desk.hears(plan(0, 0))
+    desk.reduces(0)
+    desk.collects(0)
+    desk.hears(commit(1, 0))
+    desk.feed(EntryApplied(1, 7, 8, 2.0, -0.5))
+    assert desk.said(Applied) == [Applied(1, 7, 8, 1.5, 0.0, 2.0, -0.5)]
+
+
+def test_an_order_to_train_carries_the_rounds_stop_rule() -> None:
+    desk = Desk.member()
+    desk.hears(replace(opened(0, 0, Span(0, 9)), stop=StopRule.TIME, seconds=30.0))
+    (order,) = desk.did(Train)
+    assert (order.stop, order.seconds, order.limit) == (StopRule.TIME, 30.0, 9)
+    assert replace(order, stop=StopRule.STEPS).limit == 4
+
+
+def test_a_fetched_state_leaves_work_that_was_never_sent_and_takes_what_was() -> None:
+    desk = Desk.member()
+    desk.hears(opened(0, 0))
+    desk.publishes(0, trained=3)
+    assert kinds(desk.hears(Donors(5, (ADA,)))) == ["FetchState"]
+    desk.feed(StateFetched(5, root(5), "ada"))
+    assert desk.hears(opened(6, 5, Span(0, 4))) == [Say(1, 1, Ready(6, 30, 3))]
+    desk.hears(plan(6, 5))
+    assert len(desk.did(SendPart)) == 3
+    assert kinds(desk.hears(Donors(9, (ADA,)))) == ["DropPending", "FetchState"]
 
 
 def test_a_wrap_for_another_round_is_nothing_to_do() -> None:
@@ -856,7 +906,7 @@ def test_how_long_a_peer_waited_counts_from_its_wrapping_up_too() -> None:
     assert desk.said(Applied) == [Applied(1, 0, 0, 0.0, 2.0)]
 
 
-def test_a_straggler_wraps_up_before_the_entry_is_applied_and_keeps_its_work() -> None:
+def test_a_straggler_wraps_up_before_the_entry_is_applied_and_offers_its_work_before_it_adds_to_it() -> None:
     desk = Desk.member()
     desk.hears(opened(0, 0))
     desk.hears(plan(0, 0))
@@ -867,7 +917,14 @@ def test_a_straggler_wraps_up_before_the_entry_is_applied_and_keeps_its_work() -
     assert desk.done == [Say(1, 1, Ready(0, 30, 3, 2, 3.5, 1.5)), Apply(commit(1, 0, 0, 1, 2), (False, False, False), 3)]
     desk.feed(EntryApplied(1))
     desk.feed(Hashed(1, root(1)))
-    assert desk.hears(opened(1, 1, Span(0, 4), Span(8, 12))) == [Train(1, 1, (Span(0, 4), Span(8, 12)), 3, 4, 0, 120)]
+    assert desk.hears(opened(1, 1, Span(0, 4), Span(8, 12))) == [Say(1, 1, Ready(1, 30, 3))]
+    desk.hears(plan(1, 1))
+    desk.reduces(1)
+    desk.collects(1)
+    desk.hears(commit(2, 1))
+    desk.feed(EntryApplied(2))
+    desk.feed(Hashed(2, root(2)))
+    assert desk.hears(opened(2, 2, Span(4, 8))) == [Train(2, 2, (Span(4, 8),), 0, 4, 0, 120)]
 
 
 def test_a_member_that_was_left_out_keeps_its_pending_work() -> None:

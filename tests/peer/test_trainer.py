@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from shoal.peer.task import Task
 from shoal.peer.trainer import PROGRESS_EVERY_S, SHORT_ROUNDS, Score, Stopped, Superseded, Trainer
 from shoal.peer.vault import Vault
 from shoal.protocol.errors import LocalProtocolError
-from shoal.protocol.messages import Span
+from shoal.protocol.messages import Span, StopRule
 from shoal.protocol.spec import RunSpec
 
 LENGTH, BATCH, H = 4, 4, 5
@@ -206,6 +207,36 @@ def test_the_leased_samples_are_trained_in_order_and_no_others(bench: Make) -> N
     source = one.trainer.corpus.training
     expected = [sample_at(position, source.samples, 3) for position in [*range(100, 110), *range(300, 310)]]
     assert torch.equal(found, source.windows(expected))
+
+
+def test_the_norm_of_the_delta_is_told_with_it(bench: Make) -> None:
+    one = bench()
+    assert one.train().norm == pytest.approx(float(one.vault.pending.double().square().sum().sqrt()), rel=1e-4)
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(1e-6, 1), (1000.0, 15)])
+def test_with_time_as_many_steps_are_done_as_fit_and_one_always_does(bench: Make, seconds: float, steps: int) -> None:
+    done = bench().train(replace(ORDER, stop=StopRule.TIME, seconds=seconds))
+    assert (done.steps, done.trained) == (steps, BATCH * steps), "the lease holds 60 samples, the quota is 20"
+
+
+def test_a_step_fits_if_one_as_long_as_those_before_would_end_in_time() -> None:
+    score = Score(LENGTH, time.perf_counter() - 9.0)
+    assert score.another_step_fits(0.001)
+    for _ in range(3):
+        score.add(BATCH, 2.0)
+    assert score.another_step_fits(12.5)
+    assert not score.another_step_fits(11.9)
+
+
+def test_with_samples_training_goes_on_until_it_is_wrapped_up(bench: Make) -> None:
+    order = replace(ORDER, stop=StopRule.SAMPLES, trained=4)
+    link = FakeLink([], [], [], [], [], [], [], [WrapUp()])
+    done = bench().train(order, cast(Link, link))
+    assert (done.steps, done.trained) == (7, 4 + 7 * BATCH)
+    told = [sent for sent in link.sent if isinstance(sent, Progressed)]
+    assert told[0].samples == 4 + BATCH
+    assert bench().train(order).trained == 60
 
 
 def test_pending_work_is_loaded_and_the_lease_goes_on_behind_it(bench: Make) -> None:

@@ -97,6 +97,19 @@ def test_a_new_vault_has_no_version_and_no_root(tmp_path: Path) -> None:
     assert not (tmp_path / "vault").exists()
 
 
+def test_own_work_is_compared_with_the_update_over_the_parts_that_contain_it(vault: Vault) -> None:
+    pending = torch.linspace(1, 2, VALUES)
+    vault.begin_publish().copy_(pending)
+    vault.publish(trained=30)
+    likeness = vault.apply(entry(vault, 1), (True, False, True), INT8)
+    update = torch.cat([INT8.decode(INT8.encode(delta_of(1)[p.start : p.stop], p.spans), p.spans) for p in (PARTS[0], PARTS[2])])
+    own = torch.cat([pending[PARTS[0].start : PARTS[0].stop], pending[PARTS[2].start : PARTS[2].stop]])
+    assert likeness.norm == pytest.approx(float(own.norm()), rel=1e-5)
+    assert likeness.cosine == pytest.approx(float(torch.dot(own, update) / own.norm() / update.norm()), abs=1e-5)
+    nothing = vault.apply(entry(vault, 2), (False, False, False), INT8)
+    assert (nothing.norm, nothing.cosine) == (0.0, 0.0)
+
+
 def test_entries_move_the_state_and_clear_pending_only_where_included(vault: Vault) -> None:
     pending = torch.linspace(1, 2, VALUES)
     vault.begin_publish().copy_(pending)

@@ -41,7 +41,7 @@ from shoal.protocol.plain import field_types, union_members
 WHOLE = st.integers(0, 2**63 - 1)
 DIGEST = st.binary(min_size=32, max_size=32)
 SIGNED_NAMES = {"version", "base", "evaluated_version"}
-SIGNED_OTHERS = {("Status", "round")}
+SIGNED_OTHERS = {("Heartbeat", "round"), ("Status", "round")}
 """Besides versions, what may be -1 for "none"."""
 BODIES = typing.get_args(FromPeer) + typing.get_args(FromCoordinator)
 OTHERS = tuple(

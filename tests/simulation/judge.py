@@ -404,6 +404,11 @@ class Judge:
         seen = {w.id: w for pending in vault.pending for w in pending if w.spent is None or w.spent > vault.version}
         return sorted(sample for work in seen.values() for sample in work.samples)
 
+    def uncounted(self, machine: Machine) -> list[Work]:
+        """Pieces of a machine's pending work that no entry has counted."""
+        seen = {w.id: w for pending in machine.vault.pending for w in pending if w.spent is None and not w.dropped}
+        return list(seen.values())
+
     def session_heard(self, machine: Machine) -> int:
         """The session that the last Welcome gave to this peer."""
         return self._welcomed.get(machine.peer, (NO_SESSION, 0))[0]

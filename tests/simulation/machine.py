@@ -7,6 +7,7 @@ engine hears of them only. Neighbours: `streams` carries, `meeting` is the other
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,7 @@ from shoal.peer.events import (
     OriginReady,
     PartFetchFailed,
     PartReduced,
+    Progressed,
     Published,
     Relabel,
     ResultArrived,
@@ -65,7 +67,19 @@ from shoal.peer.events import (
     TrainerLost,
     WrapUp,
 )
-from shoal.protocol.messages import NO_SESSION, NO_VERSION, Contact, Envelope, Heartbeat, Hello, PartKey, PeerId, Plan, Span
+from shoal.protocol.messages import (
+    NO_SESSION,
+    NO_VERSION,
+    Contact,
+    Envelope,
+    Heartbeat,
+    Hello,
+    PartKey,
+    PeerId,
+    Plan,
+    Span,
+    StopRule,
+)
 from tests.simulation import values
 from tests.simulation.meeting import ROUNDING_S, SPIN_LIMIT, Meeting
 from tests.simulation.streams import Pipe, SessionStream
@@ -76,6 +90,10 @@ if TYPE_CHECKING:
     from tests.simulation.judge import Judge
 
 NO_ROUND = -1
+SLOWNESS = (1.0, 1.0, 1.0, 1.0, 8.0, 30.0)
+"""What a machine may be slower by: there are CPUs beside GPUs."""
+PROGRESS_S = 0.7
+"""How often a trainer says how far it is."""
 
 
 @dataclass(eq=False)
@@ -102,6 +120,8 @@ class Training:
     """What the trainer is at: it loaded local := shared - pending when it began."""
 
     order: Train
+    count: int
+    """Samples that it will have trained at its end."""
     session: int
     loaded: list[tuple[Work, ...]]
     begun: float
@@ -219,7 +239,7 @@ class Machine:
         self.exports = 0
         self.leaving = False
         """Its volunteer wants it to leave."""
-        self.sample_s = world.random.uniform(0.1, 0.6)
+        self.sample_s = world.random.uniform(0.1, 0.6) * random.Random(f"{world.seed} {peer}").choice(SLOWNESS)
         self._crash_in: int | None = None
         self._attempts = 0
         self._reset()
@@ -542,7 +562,8 @@ class Machine:
             self._commands.append(command)
             self._next_command()
         elif isinstance(command, WrapUp):
-            self._soon(self.world.random.uniform(0.01, 0.3), self._finish_training, self._training)
+            step_s = self.sample_s * self._batch
+            self._soon(self.world.random.uniform(0.01, 0.3 + step_s), self._finish_training, self._training)
         elif isinstance(command, Relabel):
             self._relabel(command)
         else:
@@ -592,26 +613,48 @@ class Machine:
         vault = self.vault
         if vault.version != order.base or vault.applying is not None:
             raise Violation(f"{self.peer}'s trainer dies: told to train from version {order.base}, the vault holds {vault.version}")
-        todo = len(list(positions(order.lease))[order.trained : order.trained + order.quota])
-        takes = 0.05 + todo * self.sample_s * self.world.random.uniform(0.8, 1.3)
+        sample_s = self.sample_s * self.world.random.uniform(0.8, 1.3)
+        count = order.limit
+        if order.stop is StopRule.TIME:
+            count = min(count, max(self._batch, int(order.seconds / sample_s)))
+        takes = 0.05 + count * sample_s
         if self.world.chance(self.world.weather.slow):
             takes += self.world.random.uniform(2, 20)
         loaded = [tuple(pending) for pending in vault.pending]
-        self._training = training = Training(order, self.judge.session_heard(self), loaded, self.world.now, self.world.now + takes)
+        now, session = self.world.now, self.judge.session_heard(self)
+        self._training = training = Training(order, count, session, loaded, now, now + takes)
+        if order.stop is StopRule.SAMPLES:
+            self._soon(PROGRESS_S, self._tell_progress, training)
         if self.world.chance(self.world.weather.trainer_crash):
             self._soon(takes * self.world.random.random(), self.kill_trainer)
         self._soon(takes, self._finish_training, training)
         while self._commands and isinstance(self._commands[0], WrapUp | Relabel):
             self._command(self._commands.popleft())
 
+    @property
+    def _batch(self) -> int:
+        assert self.engine is not None
+        assert self.engine.spec is not None
+        return self.engine.spec.train.batch
+
+    def _done(self, training: Training) -> int:
+        """Samples that it has trained by now."""
+        share = min(1.0, (self.world.now + 1e-9 - training.begun) / (training.ends - training.begun))
+        return int(training.count * share)
+
+    def _tell_progress(self, training: Training) -> None:
+        if self._training is training:
+            tokens_per_s = self.tokens_per_sample / self.sample_s
+            self.feed(Progressed(0, 2.0, tokens_per_s, training.order.trained + self._done(training)))
+            self._soon(PROGRESS_S, self._tell_progress, training)
+
     def _finish_training(self, training: Training) -> None:
         if self._training is not training:
             return
         self._training = None
         order, now = training.order, self.world.now
-        todo = list(positions(order.lease))[order.trained : order.trained + order.quota]
-        if now < training.ends - 1e-9:
-            todo = todo[: int(len(todo) * (now - training.begun) / (training.ends - training.begun))]
+        done = self._done(training) if now < training.ends - 1e-9 else training.count
+        todo = list(positions(order.lease))[order.trained : order.trained + done]
         if self.world.chance(self.world.weather.non_finite):
             self.judge.trainer_drops(self)
             self._clear_pending()
@@ -622,7 +665,8 @@ class Machine:
         self.vault.pending = [[*loaded, *work] for loaded in training.loaded]
         trained = order.trained + len(todo)
         self.vault.trained, self.vault.published_round = trained, order.round
-        self._answered(Published(order.round, trained, trained * self.tokens_per_sample, len(todo), 2.0, now - training.begun))
+        weight, steps = trained * self.tokens_per_sample, -(-len(todo) // self._batch)
+        self._answered(Published(order.round, trained, weight, steps, 2.0, now - training.begun, norm=1.0))
 
     def _clear_pending(self) -> None:
         for pending in self.vault.pending:

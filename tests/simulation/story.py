@@ -21,7 +21,7 @@ from shoal.protocol.admin import GetEvents, GetPeers, GetRounds, GetStatus, Paus
 from shoal.protocol.messages import NO_VERSION, PeerId
 from shoal.protocol.spec import RunSpec
 from tests.simulation.judge import BURN_PAUSE_S, Judge
-from tests.simulation.machine import Machine
+from tests.simulation.machine import Machine, Work
 from tests.simulation.meeting import Meeting
 from tests.simulation.values import Model
 from tests.simulation.world import CALM, Violation, Weather, World
@@ -30,6 +30,8 @@ ROUNDS = 15
 ROUGH_LIMIT_S = 900.0
 CALM_LIMIT_S = 300.0
 EVENT_LIMIT = 400_000
+CARRIED_ROUNDS = 200
+"""Entries after which a slow member's work must be in one; its slowest step takes about as long as sixty quick rounds."""
 TOKENS_PER_SAMPLE = 16
 DECISIONS = frozenset(("coordinator", what) for what in ("starts", "CRASH", "journals", "says"))
 
@@ -80,7 +82,20 @@ def draw_weather(chance: random.Random) -> Weather:
     )
 
 
-def draw_spec(chance: random.Random, peers: int) -> RunSpec:
+def draw_round(chance: random.Random, usual: int) -> dict[str, Any]:
+    """When members stop training and for whom a round waits; `usual` samples are a round's with stop = "steps"."""
+    stop = chance.choice(("steps", "steps", "time", "samples"))
+    drawn: dict[str, Any] = {"stop": stop, "gather": chance.choice(("all", "quorum"))}
+    if stop == "time":
+        drawn["seconds"] = chance.choice((0.5, 2.0, 6.0))
+    elif stop == "samples":
+        drawn["samples"] = max(1, usual * chance.choice((1, 2)) // 2)
+    if drawn["gather"] == "quorum":
+        drawn["quorum"] = chance.choice((0.3, 0.5, 0.8, 1.0))
+    return drawn
+
+
+def draw_spec(chance: random.Random, peers: int, seed: int) -> RunSpec:
     """A run with short patience, so that every deadline comes up."""
     steps = chance.choice((1, 2, 4))
     batch = chance.choice((1, 2, 3))
@@ -92,6 +107,7 @@ def draw_spec(chance: random.Random, peers: int) -> RunSpec:
             "total_tokens": (ROUNDS * peers * steps * batch * TOKENS_PER_SAMPLE) // 2 if few else 10**9,
         },
         train={"steps": steps, "batch": batch},
+        round=draw_round(random.Random(f"round {seed}"), peers * steps * batch),
         data={"sequence_length": TOKENS_PER_SAMPLE},
         evaluation={"every": chance.choice((0, 1, 3, 10))},
         state={"keep_entries": chance.choice((1, 2, 8)), "fingerprint_every": chance.choice((1, 1, 2, 3))},
@@ -127,7 +143,7 @@ class Story:
         self.world = World(seed, weather or draw_weather(chance))
         count = peers or chance.choice((3, 3, 4, 4, 5, 6, 8, 12, 16))
         self.model = Model(chance.choice((1, 2, 3, 4)))
-        self.spec = draw_spec(chance, count)
+        self.spec = draw_spec(chance, count, seed)
         self.judge = Judge(self.world, self.model, TOKENS_PER_SAMPLE)
         records = [RunCreated(self.spec.run.name, self.spec.to_json())]
         self.meeting = Meeting(self.world, self.judge, list(records), lambda: make_core(self.spec))
@@ -222,12 +238,17 @@ class Story:
         """Everybody reaches the newest version and the run goes on, or ends as it should."""
         start = self.judge.version
         goal = start + 3
+        waiting = [work for machine in self.machines.values() if machine.alive for work in self.judge.uncounted(machine)]
 
         def good() -> bool:
             if self.over:
                 return self.judge.rot_won or all(
                     not machine.alive or self._cannot_finish(machine) for machine in self.machines.values()
                 )
+            if not all(work.dropped or work.spent is not None for work in waiting):
+                if self.judge.version > start + CARRIED_ROUNDS and self._is_here(waiting):
+                    raise Violation(f"{waiting} is in no entry after {CARRIED_ROUNDS} rounds of calm, from version {start}")
+                return False
             return self.judge.version >= goal and all(
                 machine.vault.version >= goal - 1 and not machine.vault.rotten and machine.peer in self.judge.members
                 for machine in self.machines.values()
@@ -250,6 +271,14 @@ class Story:
                 + (f"; {idle} take no part" if idle else "")
                 + (f"; {rotten} still hold other bytes than the log gives" if rotten else "")
             )
+
+    def _is_here(self, waiting: list[Work]) -> bool:
+        """Whether somebody whose work waits has been a member for as long as the calm lasts."""
+        return any(
+            self.machines[work.peer].alive and self.judge.session_of.get(work.peer) == work.session
+            for work in waiting
+            if not work.dropped and work.spent is None
+        )
 
     def _cannot_finish(self, machine: Machine) -> bool:
         """It came back after everybody who held the last version had left."""
