@@ -132,6 +132,8 @@ def init(
     separated by commas, each with a port when a router maps it (that of sessions; enrolment's is the next one). Default: found out.
     """
     root = Path(directory)
+    if os.path.ismount(root):
+        raise SetupError(f"{root} is a mount point, which cannot appear whole", f"name a directory in it: {root / 'run'}")
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise SetupError(f"{root} exists and is not empty", "name a new directory, or serve the run that is in it")
     hosts = tuple(part.strip() for part in advertise.split(",") if part.strip())

@@ -85,8 +85,7 @@ def init(
         raise SettingsError(f"unexpected argument {more_files[0]}", "data files follow --data")
     directory = rundirs.normal(directory)
     if if_missing and rundirs.is_run(directory):
-        typer.echo(f"{directory} holds a run; it stays as it is, whatever the other options say", err=True)
-        rundirs.remember(directory)
+        _leave(directory)
         return
     own_name = directory.name if spec is None and is_run_name(directory.name) else None
     flags: dict[str, dict[str, Any]] = {
@@ -105,22 +104,35 @@ def init(
             raise SettingsError(f"--spec and the flag for {doubled[0]} both set the run", f"put it into {spec}, or give no --spec")
         plan = runplan.from_file(spec, files, rounds, peers)
 
-    from shoal.coordinator.setup import init as make
+    from shoal.coordinator import setup
 
-    invite = make(
-        directory,
-        plan.spec,
-        listen=listen,
-        enrol_listen=enrol_listen,
-        advertise=advertise,
-        uses=invite_uses,
-        hours=invite_hours,
-    )
+    try:
+        invite = setup.init(
+            directory,
+            plan.spec,
+            listen=listen,
+            enrol_listen=enrol_listen,
+            advertise=advertise,
+            uses=invite_uses,
+            hours=invite_hours,
+        )
+    except setup.SetupError:
+        if not (if_missing and rundirs.is_run(directory)):
+            raise
+        _leave(directory)  # another process made it at the same time
+        return
     rundirs.remember(directory)
     for remark in plan.remarks:
         typer.echo(remark, err=True)
     for line in summary(directory, plan, invite.line(), f"{invite_uses} uses within {invite_hours:g} hours"):
         typer.echo(line)
+
+
+def _leave(directory: Path) -> None:
+    from shoal import rundirs
+
+    typer.echo(f"{directory} holds a run; it stays as it is, whatever the other options say", err=True)
+    rundirs.remember(directory)
 
 
 def summary(directory: Path, plan: RunPlan, invite: str, terms: str) -> list[str]:

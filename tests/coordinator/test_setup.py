@@ -57,6 +57,11 @@ def test_the_first_invite_is_good_for_as_many_as_init_was_told_and_lies_in_the_d
         assert rows.execute("SELECT expires_at - made_at FROM invites").fetchone() == (48 * 3600.0,)
 
 
+def test_a_mount_point_is_refused_with_the_way_out() -> None:
+    with pytest.raises(SetupError, match="/ is a mount point.*name a directory in it: /run"):
+        init("/", SPEC, **LOOPBACK)
+
+
 def test_a_port_of_0_becomes_a_real_one_that_is_kept(tmp_path: Path) -> None:
     invite = init(tmp_path / "run", SPEC, **LOOPBACK)
     settings = RunDirectory(tmp_path / "run").load_settings()

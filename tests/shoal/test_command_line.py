@@ -11,13 +11,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shoal import cli, narration, rundirs
 from shoal.command_coordinator import summary
 from shoal.command_peer import invite_line
+from shoal.coordinator import setup
 from shoal.coordinator.setup import init
+from shoal.protocol.invites import Invite
 from shoal.protocol.spec import RunSpec
 from shoal.runplan import from_flags
 
@@ -198,6 +201,23 @@ def test_init_if_missing_makes_a_run_once_and_then_leaves_it_as_it_is(
     assert said.out == ""
     assert made == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert rundirs.find(None) == tmp_path / "run", "the run that was asked for is the one that commands mean"
+
+
+def test_of_two_that_make_a_missing_run_at_once_both_succeed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    winner = setup.init
+
+    def lose(*given: Any, **named: Any) -> Invite:
+        winner(*given, **named)
+        return winner(*given, **named)
+
+    monkeypatch.setattr(setup, "init", lose)
+    anywhere = ["--listen", "127.0.0.1:0", "--enrol-listen", "127.0.0.1:0"]
+    assert cli.run(["coordinator", "init", str(tmp_path / "run"), "--if-missing", *anywhere], verbose=False) == 0
+    assert "stays as it is" in capsys.readouterr().err
+    assert cli.run(["coordinator", "init", str(tmp_path / "other"), *anywhere], verbose=False) == 5
 
 
 def test_init_if_missing_still_refuses_a_directory_with_something_else_in_it(tmp_path: Path) -> None:
