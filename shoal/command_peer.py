@@ -118,21 +118,8 @@ def join(
     if leashed:
         leash.wear()
     data, identity = (path.expanduser() if path is not None else None for path in (data, identity))
-    if data is not None and not data.is_dir():
-        raise SettingsError(f"--data {data}: no such directory", "name the directory that holds the run's data files")
-    if identity is not None and not identity.is_dir():
-        raise SettingsError(
-            f"--identity {identity}: no such directory", "name the directory of an identity made by an earlier `shoal peer join`"
-        )
-    check_address("--metrics", metrics)
-    if advertise and not listen:
-        raise SettingsError("--advertise names an address, but --listen '' accepts no connections", "drop one of the two")
-    shifts = _shifts(hours, pause_on_battery)
+    shifts = check(data, identity, device, hours, pause_on_battery, listen, advertise, metrics)
     line = invite_line(invite or ())
-    if device not in ("auto", "cpu"):
-        from shoal.peer.device import device_named
-
-        device_named(device)  # a device that is not here is said before anybody is asked to let this peer in
 
     from shoal.peer.daemon import PeerSettings, run_peer
 
@@ -181,19 +168,46 @@ def service(
     command = typer.main.get_command(app).commands["join"]  # type: ignore[attr-defined]
     with command.make_context(
         "join", list(words), parent=context.parent
-    ) as parsed:  # what join would not take is refused here, in the same words
-        given = parsed.params["invite"] or ()
+    ) as parsed:  # what join would not take is refused here, too
+        options = parsed.params
+    given = options["invite"] or ()
     if given:
         if invite_line(given) == "".join(given):
             raise SettingsError(
                 "every user of this machine can read a unit, so the invite does not belong there",
                 "keep it in a file that only you can read, and name the file",
             )
-        words = [str(Path(word).expanduser().absolute()) if word == given[0] else word for word in words]
+        words = [units.absolute_path(word) if word == given[0] else word for word in words]
+    names = ("data", "identity", "device", "hours", "pause_on_battery", "listen", "advertise", "metrics")
+    check(*(options[name] for name in names))
     typer.echo(units.unit(words, unit, system), nl=False)
 
 
-def _shifts(hours: str, pause_on_battery: bool) -> Shifts:
+def check(
+    data: Path | None,
+    identity: Path | None,
+    device: str,
+    hours: str,
+    pause_on_battery: bool,
+    listen: str,
+    advertise: str,
+    metrics: str,
+) -> Shifts:
+    """Raise SettingsError, or TrainerError, for what cannot be joined with, before anybody is asked to let this peer in. The result
+    is when it works."""
+    if data is not None and not data.is_dir():
+        raise SettingsError(f"--data {data}: no such directory", "name the directory that holds the run's data files")
+    if identity is not None and not identity.is_dir():
+        raise SettingsError(
+            f"--identity {identity}: no such directory", "name the directory of an identity made by an earlier `shoal peer join`"
+        )
+    check_address("--metrics", metrics)
+    if advertise and not listen:
+        raise SettingsError("--advertise names an address, but --listen '' accepts no connections", "drop one of the two")
+    if device not in ("auto", "cpu"):
+        from shoal.peer.device import device_named
+
+        device_named(device)
     from shoal.peer.shifts import Hours, Shifts
 
     try:

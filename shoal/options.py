@@ -16,13 +16,13 @@ METRICS = typer.Option(
 )
 TENSORBOARD = typer.Option(
     metavar="DIR",
-    help="Write curves for TensorBoard below DIR (needs shoal[tensorboard]).",
+    help="Write curves for TensorBoard below DIR (needs shoal\\[tensorboard]).",
     show_default=False,
     rich_help_panel=LOOKING_ON,
 )
 WANDB = typer.Option(
     metavar="PROJECT",
-    help="Send curves to this project of Weights & Biases (needs shoal[wandb], and to be logged in there).",
+    help="Send curves to this project of Weights & Biases (needs shoal\\[wandb], and to be logged in there).",
     show_default=False,
     rich_help_panel=LOOKING_ON,
 )

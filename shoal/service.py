@@ -12,13 +12,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.failures import ExitCode
+from shoal.failures import ExitCode, SettingsError
 
 STOP_WITHIN_S = 15
 """Leaving takes 5 s; a machine that shuts down under load gets more."""
 RESTART_AFTER_S = 30
 
-_PATHS = ("--state", "--identity", "--data")
+_PATHS = ("--state", "--identity", "--data", "--tensorboard")
 """Options of `shoal peer join` that name a place."""
 
 
@@ -28,20 +28,23 @@ def absolute(words: Sequence[str]) -> list[str]:
     for before, word in zip(("", *words), words, strict=False):
         option, equals, value = word.partition("=")
         if before in _PATHS:
-            made.append(_absolute(word))
+            made.append(absolute_path(word))
         elif equals and option in _PATHS:
-            made.append(f"{option}={_absolute(value)}")
+            made.append(f"{option}={absolute_path(value)}")
         else:
             made.append(word)
     return made
 
 
-def _absolute(path: str) -> str:
+def absolute_path(path: str) -> str:
+    """The same place, said so that it does not depend on where one is."""
     return str(Path(path).expanduser().absolute())
 
 
 def quoted(word: str) -> str:
-    """One word of a command line as systemd reads it."""
+    """One word of a command line as systemd reads it. Raises SettingsError for one that would not stay in its line."""
+    if any(not char.isprintable() for char in word):
+        raise SettingsError(f"{word!r} has a character that a unit cannot hold", "use another name")
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"' if not escaped or any(char in escaped for char in " \t\"'\\;") else escaped
 

@@ -45,8 +45,9 @@ def test_a_word_is_quoted_for_systemd(word: str, written: str) -> None:
 
 def test_paths_become_absolute_and_other_words_stay() -> None:
     here = Path.cwd()
-    words = ["--data", "d", "--state=~/s", "--name", "d", "--identity", "/i"]
-    assert service.absolute(words) == ["--data", f"{here}/d", f"--state={Path.home()}/s", "--name", "d", "--identity", "/i"]
+    words = ["--data", "d", "--state=~/s", "--name", "d", "--identity", "/i", "--tensorboard", "t"]
+    expected = ["--data", f"{here}/d", f"--state={Path.home()}/s", "--name", "d", "--identity", "/i", "--tensorboard", f"{here}/t"]
+    assert service.absolute(words) == expected
 
 
 def test_the_unit_joins_with_the_same_words_and_stays_away_when_it_is_not_wanted(tmp_path: Path) -> None:
@@ -72,6 +73,9 @@ def test_the_unit_joins_with_the_same_words_and_stays_away_when_it_is_not_wanted
         (("shoal-invite-1.abc",), "error: every user of this machine can read a unit, .* — keep it in a file"),
         (("no/such/file",), "no such file"),
         (("--unit", "a/b"), "'a/b' is not a name"),
+        (("--hours", "25-99"), "--hours 25-99: these are not two times of day"),
+        (("--data", "nowhere"), "/nowhere: no such directory"),
+        (("--name", "two\nExecStart=/bin/false"), "has a character that a unit cannot hold"),
     ],
 )
 def test_what_would_not_join_is_one_line_and_no_unit(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
