@@ -14,6 +14,7 @@ decides.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
@@ -52,7 +53,7 @@ from shoal.peer.events import (
     StateFetchFailed,
 )
 from shoal.peer.exchange import Exchange, Inbound, Limits, Tools
-from shoal.peer.frozen import FrozenStates
+from shoal.peer.frozen import FROZEN_LIMIT, FrozenStates
 from shoal.peer.lanes import Lane
 from shoal.peer.packer import Packer
 from shoal.peer.reduction import Addition, Reduced, Reducer
@@ -156,11 +157,19 @@ class BulkPlane:
         return port
 
     def attach(
-        self, vault: Vault, send_codec: Codec, return_codec: Codec, keep_entries: int = 8, packer: Packer | None = None
+        self,
+        vault: Vault,
+        send_codec: Codec,
+        return_codec: Codec,
+        keep_entries: int = 8,
+        packer: Packer | None = None,
+        room_bytes: int = 0,
     ) -> None:
-        """The model is known: work with this vault and these codecs from now on, and pack frames if there is a `packer`."""
+        """The model is known: work with this vault and these codecs from now on, and pack frames if there is a `packer`. With
+        `room_bytes` no more contributions wait here at once, and no more than one joiner is served at a time."""
         if self._rounds:
             raise LocalProtocolError("a vault cannot be attached in the middle of a round")
+        self._limits = dataclasses.replace(self._limits, room_bytes=room_bytes)
         self._tools = Tools(
             self._run,
             self.me,
@@ -176,8 +185,8 @@ class BulkPlane:
             self._down,
             packer,
         )
-        self._reducer = Reducer(self._workers, (send_codec, return_codec), self._reduced, self._fail)
-        self._frozen = FrozenStates(vault, self._workers)
+        self._reducer = Reducer(self._workers, (send_codec, return_codec), self._reduced, self._fail, added=self._added)
+        self._frozen = FrozenStates(vault, self._workers, 1 if room_bytes else FROZEN_LIMIT)
         self._keep_entries = keep_entries
 
     async def settled(self) -> None:
@@ -246,7 +255,7 @@ class BulkPlane:
                     self._add(exchange, key, peer, weight)
             case Discard(key, peer):
                 if exchange := self._live(key.round):
-                    exchange.release(key, peer)
+                    exchange.discard(key, peer)
             case ClosePart(key, divisor):
                 if exchange := self._live(key.round):
                     self._summing.close(key, exchange.spans(key), self._tooled.vault.store, divisor)
@@ -271,10 +280,14 @@ class BulkPlane:
                 begun.set()
 
     def _add(self, exchange: Exchange, key: PartKey, peer: PeerId, weight: int) -> None:
-        payload = exchange.release(key, peer)
+        payload = exchange.hand_over(key, peer)
         if payload is None:
             raise LocalProtocolError(f"there is no contribution of {peer} to {key} to add")
         self._summing.add(key, exchange.spans(key), self._tooled.vault.store, Addition(peer, payload, weight))
+
+    def _added(self, key: PartKey, addition: Addition) -> None:
+        if exchange := self._rounds.get(key.round):
+            exchange.make_room(addition.peer, len(addition.payload))
 
     def _reduced(self, key: PartKey, reduced: Reduced) -> None:
         if exchange := self._rounds.get(key.round):

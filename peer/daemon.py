@@ -22,7 +22,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +33,7 @@ from shoal.optim.diloco import DiLoCo
 from shoal.optim.layout import ParameterLayout, Part
 from shoal.optim.strategy import Strategy
 from shoal.peer.attach import STOP_WITHIN_S, HostCallbacks, TrainerHost, TrainerSettings, VaultPlace
+from shoal.peer.budget import Needs, needs
 from shoal.peer.bulk import BulkPlane
 from shoal.peer.device import device_named
 from shoal.peer.engine import Engine, Introduction, Kept
@@ -108,6 +109,8 @@ class PeerSettings:
     micro_batch: int = 0
     nice: int = 0
     """How much the trainer stands back for the machine's other programs."""
+    memory_bytes: int = 0
+    """What this peer's daemon may take for local copy, log and contributions; 0: what the run needs."""
     shifts: Shifts = field(default_factory=Shifts)
     """When this machine works."""
 
@@ -485,6 +488,8 @@ class Daemon:
         assert self._spec is not None
         spec = self._spec
         parts = partition(layout, *_codecs(spec))
+        if self._settings.memory_bytes:
+            self._needs(parts).check(self._settings.memory_bytes)
         if self._vault is not None and (self._vault.layout_hash != layout.hash or self._vault.parts != parts):
             raise VaultError(
                 f"the local copy in {self._vault_directory} was made for another model",
@@ -505,7 +510,14 @@ class Daemon:
         """The plane works with this vault from now on, whatever becomes of trainers."""
         assert self._spec is not None
         spec = self._spec
-        self._plane.attach(vault, *_codecs(spec), spec.state.keep_entries, self._packer if spec.codec.zstd == "auto" else None)
+        have = self._settings.memory_bytes
+        room = max(1, have - self._needs(vault.parts).fixed) if have else 0
+        packer = self._packer if spec.codec.zstd == "auto" else None
+        self._plane.attach(vault, *_codecs(spec), spec.state.keep_entries, packer, room)
+
+    def _needs(self, parts: Sequence[Part]) -> Needs:
+        assert self._spec is not None
+        return needs(parts, *_codecs(self._spec), self._spec.state.keep_entries + 1, self._spec.codec.error_feedback)
 
     def _keep_last_copy(self) -> bool:
         """Whether the local copy is on disk now; it stays in shared memory otherwise."""

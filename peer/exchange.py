@@ -43,6 +43,9 @@ from shoal.protocol.frames import FrameHeader
 from shoal.protocol.messages import PartKey, PeerId, Plan, Section
 
 LOG = logging.getLogger("shoal.peer")
+LEAST_PARTS_HELD = 4
+"""Parts of each contributor that there is room for whatever the budget: contributors send in the same order but for the turn of a
+reducer's shares, so with so much room for each nobody waits for what cannot come."""
 _ROUND_IDS = ("run", "term", "group", "fragment", "round")
 _EOF: Any = vars(grpc.aio)["EOF"]
 _CONTRIBUTION, _RESULT = "contribution", "result"
@@ -67,6 +70,8 @@ class Limits:
     """Pause before the first of these; it doubles. A reducer waits as long as all of them for a contributor to come back."""
     unplanned_bytes: int = 16 << 20
     """Contributions of a re-planned attempt that one contributor may have waiting here, beyond its share of the plan."""
+    room_bytes: int = 0
+    """What all contributions that wait here, or to be added, may take together (`budget`); 0: what the plan allows."""
     results_in_hand: int = 4
     """Results per stream that are being hashed and stored while the next is read."""
 
@@ -116,6 +121,8 @@ class Exchange:
         self._owners: dict[PartKey, PeerId] = {}
         self._own_parts: set[PartKey] = set()
         self._allowance = 0
+        self._most_held = 0
+        """Bytes of one contributor that may wait before it is read no further: the next message still comes in."""
         self._arrived: dict[PeerId, set[PartKey]] = {}
         self._arrived_planned: Counter[PeerId] = Counter()
         self._held: dict[tuple[PartKey, PeerId], memoryview] = {}
@@ -157,6 +164,10 @@ class Exchange:
                 self._owners[PartKey(plan.round, share.section, part, share.attempt)] = share.reducer.peer
         self._own_parts = {key for key, owner in self._owners.items() if owner == self.tools.me}
         self._allowance = sum(self.tools.send_codec.encoded_size(spans) for key in self._own_parts if (spans := self.spans(key)))
+        planned, room = self._allowance + self.tools.limits.unplanned_bytes, self.tools.limits.room_bytes
+        message = max((self.tools.send_codec.encoded_size(part.spans) for part in self.tools.vault.parts), default=0)
+        for_each = max(room // max(1, len(self.weights)), LEAST_PARTS_HELD * message)
+        self._most_held = min(planned, for_each - message) if room else planned
         self._arrived_planned = Counter({peer: len(keys & self._own_parts) for peer, keys in self._arrived.items()})
 
     def spans(self, key: PartKey) -> tuple[int, ...]:
@@ -291,7 +302,7 @@ class Exchange:
 
     def crowded(self, peer: PeerId) -> bool:
         """Whether as much of a contributor's waits here as may."""
-        return self._held_bytes[peer] > self._allowance + self.tools.limits.unplanned_bytes
+        return self._held_bytes[peer] > self._most_held
 
     def refusal(self, header: FrameHeader, payload: memoryview, peer: PeerId) -> str:
         """Why a contribution cannot count, or ""."""
@@ -332,14 +343,20 @@ class Exchange:
             self._held_bytes[peer] += len(payload)
             self.tools.emit(ContributionArrived(key, peer))
 
-    def release(self, key: PartKey, peer: PeerId) -> memoryview | None:
-        """Hand out a held contribution, and make room for more of its sender's."""
-        payload = self._held.pop((key, peer), None)
-        if payload is not None:
-            self._held_bytes[peer] -= len(payload)
-            if peer in self.inbound:
-                self.inbound[peer].room.set()
-        return payload
+    def hand_over(self, key: PartKey, peer: PeerId) -> memoryview | None:
+        """Hand out a held contribution to be added; `make_room` when that is done."""
+        return self._held.pop((key, peer), None)
+
+    def discard(self, key: PartKey, peer: PeerId) -> None:
+        """Let go of a held contribution."""
+        if (payload := self.hand_over(key, peer)) is not None:
+            self.make_room(peer, len(payload))
+
+    def make_room(self, peer: PeerId, size: int) -> None:
+        """The bytes of a contribution are gone: more of its sender's may come."""
+        self._held_bytes[peer] -= size
+        if peer in self.inbound:
+            self.inbound[peer].room.set()
 
     def give(self, key: PartKey, to: Iterable[PeerId]) -> None:
         """Send a final part back: now to those with a stream, later to those whose stream opens later."""

@@ -77,12 +77,15 @@ class Reducer:
         closed: Callable[[PartKey, Reduced], None],
         failed: Callable[[BaseException], None],
         open_limit: int = OPEN_SUMS,
+        added: Callable[[PartKey, Addition], None] | None = None,
     ) -> None:
-        """`codecs`: of contributions, and of results. `closed` hears of results, `failed` of bugs, both on the event loop."""
+        """`codecs`: of contributions, and of results. `closed` hears of results, `failed` of bugs, `added` of contributions whose
+        bytes are no longer needed, all on the event loop."""
         self._workers = workers
         self._send_codec, self._return_codec = codecs
         self._closed = closed
         self._failed = failed
+        self._added = added
         self._open_limit = open_limit
         self._sums: dict[PartKey, _Sum] = {}
         self._open = 0
@@ -136,7 +139,7 @@ class Reducer:
         todo, part.todo = part.todo, []
         part.running = True
         job = self._workers.part(self._work, part, part.memory[: sum(part.spans)], todo)
-        job.add_done_callback(lambda done: self._worked(part, done))
+        job.add_done_callback(lambda done: self._worked(part, todo, done))
 
     def _work(self, part: _Sum, total: torch.Tensor, todo: list[Addition | float]) -> Reduced | None:
         """In a worker thread: everything that could be done on this part when the thread was asked."""
@@ -154,10 +157,13 @@ class Reducer:
             return Reduced(digest, payload)
         return None
 
-    def _worked(self, part: _Sum, done: asyncio.Future[Reduced | None]) -> None:
+    def _worked(self, part: _Sum, todo: list[Addition | float], done: asyncio.Future[Reduced | None]) -> None:
         part.running = False
         if done.cancelled():
             return
+        for step in todo:
+            if isinstance(step, Addition) and self._added is not None:
+                self._added(part.key, step)
         if (error := done.exception()) is not None:
             self._failed(error)
             return

@@ -194,10 +194,7 @@ class Vault:
                 if old.name != "lock":
                     shutil.rmtree(old) if old.is_dir() else old.unlink()
             largest = max(part.stop - part.start for part in parts)
-            sizes = dict.fromkeys(("theta.f32", "momentum.f32", "slot-0.f32", "slot-1.f32"), 4 * values)
-            sizes |= {"scratch.f32": (12 if feedback else 8) * largest, "control": _CONTROL_BYTES}
-            if feedback:
-                sizes["residual.f32"] = 4 * values
+            sizes = _file_sizes(values, largest, feedback is not None)
             need = sum(sizes.values()) + log_bytes
             status = os.statvfs(directory)
             if status.f_bavail * status.f_frsize < need:
@@ -652,6 +649,17 @@ class Incoming:
 def log_bytes(parts: Sequence[Part], codec: Codec, entries: int) -> int:
     """What the parts of this many log entries take; `codec` is the return codec."""
     return entries * sum(codec.encoded_size(part.spans) for part in parts)
+
+
+def vault_bytes(parts: Sequence[Part], feedback: bool) -> int:
+    """What the vault of a model with this partition takes, beside its log."""
+    return sum(_file_sizes(parts[-1].stop, max(map(_size, parts)), feedback).values())
+
+
+def _file_sizes(values: int, largest: int, feedback: bool) -> dict[str, int]:
+    sizes = dict.fromkeys(("theta.f32", "momentum.f32", "slot-0.f32", "slot-1.f32"), 4 * values)
+    sizes |= {"scratch.f32": (12 if feedback else 8) * largest, "control": _CONTROL_BYTES}
+    return sizes | ({"residual.f32": 4 * values} if feedback else {})
 
 
 def _size(part: Part) -> int:

@@ -55,6 +55,15 @@ def join(
     threads: Annotated[
         int, typer.Option(metavar="N", help="Threads to train with; 0: the machine's cores shared among its trainers.", min=0)
     ] = 0,
+    memory: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Take no more than this (800M, 2G) for the local copy, the log and contributions; what the trainer needs comes on "
+            "top. Default: what the run needs.",
+            show_default=False,
+        ),
+    ] = "",
     micro_batch: Annotated[
         int, typer.Option(metavar="N", help="Samples per forward pass; 0: as many as the run's batch.", min=0)
     ] = 0,
@@ -118,7 +127,7 @@ def join(
     if leashed:
         leash.wear()
     data, identity = (path.expanduser() if path is not None else None for path in (data, identity))
-    shifts = check(data, identity, device, hours, pause_on_battery, listen, advertise, metrics)
+    shifts, memory_bytes = check(data, identity, device, hours, pause_on_battery, listen, advertise, metrics, memory)
     line = invite_line(invite or ())
 
     from shoal.peer.daemon import PeerSettings, run_peer
@@ -136,6 +145,7 @@ def join(
         name=name or _host_name(),
         micro_batch=micro_batch,
         nice=nice,
+        memory_bytes=memory_bytes,
         shifts=shifts,
     )
     wanted = observers.Wanted(metrics, tensorboard, wandb, settings.name)
@@ -178,7 +188,7 @@ def service(
                 "keep it in a file that only you can read, and name the file",
             )
         words = [units.absolute_path(word) if word == given[0] else word for word in words]
-    names = ("data", "identity", "device", "hours", "pause_on_battery", "listen", "advertise", "metrics")
+    names = ("data", "identity", "device", "hours", "pause_on_battery", "listen", "advertise", "metrics", "memory")
     check(*(options[name] for name in names))
     typer.echo(units.unit(words, unit, system), nl=False)
 
@@ -192,9 +202,10 @@ def check(
     listen: str,
     advertise: str,
     metrics: str,
-) -> Shifts:
+    memory: str,
+) -> tuple[Shifts, int]:
     """Raise SettingsError, or TrainerError, for what cannot be joined with, before anybody is asked to let this peer in. The result
-    is when it works."""
+    is when it works, and the memory that it may take."""
     if data is not None and not data.is_dir():
         raise SettingsError(f"--data {data}: no such directory", "name the directory that holds the run's data files")
     if identity is not None and not identity.is_dir():
@@ -208,10 +219,15 @@ def check(
         from shoal.peer.device import device_named
 
         device_named(device)
+    from shoal.peer.budget import parse_size
     from shoal.peer.shifts import Hours, Shifts
 
     try:
-        return Shifts(Hours.parse(hours) if hours else None, pause_on_battery)
+        memory_bytes = parse_size(memory) if memory else 0
+    except ValueError as error:
+        raise SettingsError(f"--memory {memory}: {error}", "write a size like 800M or 2G") from error
+    try:
+        return Shifts(Hours.parse(hours) if hours else None, pause_on_battery), memory_bytes
     except ValueError as error:
         raise SettingsError(f"--hours {hours}: {error}", "write when to begin and when to end, like 22-7 or 22:30-6:45") from error
 

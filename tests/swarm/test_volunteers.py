@@ -94,3 +94,19 @@ def test_a_peer_that_rests_leaves_on_ctrl_c_and_holds_no_memory(swarms: Swarms) 
     assert not list(Path("/dev/shm").glob(f"shoal-*-{swarm.spec.run.name}-*"))
     anna.ask_to_leave()
     assert anna.wait(5) == 0
+
+
+def test_a_run_that_does_not_fit_the_memory_given_is_refused_and_one_that_does_is_trained(swarms: Swarms) -> None:
+    swarm = swarms(toy_spec(6, peers=1, values=500_000))
+    swarm.start_coordinator()
+    small = swarm.add_peer("small", "--memory", "5M")
+    swarm.wait_for(lambda: small.exit_code is not None, 60, "the small one to give up")
+    assert small.exit_code == 5
+    (said,) = re.findall(
+        r"error: this run does not fit into --memory: have 5, need (\d+) MB \(.*\) — give it --memory \d+M", small.log.read_text()
+    )
+    assert not list(Path("/dev/shm").glob(f"shoal-*-{swarm.spec.run.name}-*"))
+    large = swarm.add_peer("large", "--memory", f"{said}M")
+    swarm.wait_for(lambda: large.exit_code is not None, 60, "the large one to finish the run")
+    assert large.exit_code == 0
+    assert "the model is in" in large.log.read_text()
