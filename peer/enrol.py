@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -39,8 +40,9 @@ from shoal.protocol.invites import Invite
 from shoal.protocol.messages import PeerId
 from shoal.protocol.names import is_run_name
 from shoal.protocol.services import ENROL, RENEW
-from shoal.protocol.tls import Credential, client_credentials, enrolment_credentials
+from shoal.protocol.tls import Credential, client_credentials, enrolment_credentials, utc
 
+LOG = logging.getLogger("shoal.peer")
 CERTIFICATE_FILE = "certificate.pem"
 CA_FILE = "ca.pem"
 RUN_FILE = "run.json"
@@ -48,7 +50,9 @@ ANSWER_S = 10.0
 RENEW_AT = 2 / 3
 """Fraction of a certificate's life after which it is renewed."""
 RETRY_S = (5.0, 60.0)
-"""Limits of the random pause between attempts to renew."""
+"""Limits of the random pause between attempts to renew, and after one that brought a certificate which is due again at once."""
+CLOCK_TOLERANCE_S = 60.0
+"""A clock that differs from the coordinator's by more is worth a word, before it matters."""
 LONGEST_SLEEP_S = 60.0
 """The wall clock is looked at this often at least, because it may be set."""
 
@@ -215,7 +219,10 @@ async def _enrol(identity: Identity, directory: Path, invite: Invite) -> Credent
     new = _accepted(reply, identity, invite.ca_pem, invite.run, invite.enrol_addresses, directory)
     if not new.session_addresses:
         new = replace(new, session_addresses=invite.session_addresses)
-    new.check()
+    try:
+        new.check()
+    except IdentityError as error:
+        raise IdentityError(f"{error.message}{_clocks(reply)}", error.fix) from error
     new.save()
     return new
 
@@ -227,7 +234,24 @@ def _accepted(
     credential = Credential(identity.tls_key_pem, reply.certificate.encode(), ca)
     if reply.peer != identity.peer_id or credential.owner.peer != identity.peer_id:
         raise IdentityError(f"the coordinator certified {reply.peer[:40]!r} instead of {identity.peer_id}")
+    if remark := clock_remark(reply):
+        LOG.warning(remark)
     return Credentials(run, identity, credential, enrol_addresses, reply.session_addresses, directory)
+
+
+def clock_remark(reply: Enrolled) -> str:
+    """A sentence about this machine's clock, when it is far from the coordinator's; "" when it is not, or is not known."""
+    ahead_s = time.time() - reply.now
+    if not reply.now or abs(ahead_s) <= CLOCK_TOLERANCE_S:
+        return ""
+    way = "ahead of" if ahead_s > 0 else "behind"
+    distance = f"{abs(ahead_s):.0f} s {way} the coordinator's"
+    return f"this machine's clock says {utc()}, {distance}, which says {utc(reply.now)}: set it right"
+
+
+def _clocks(reply: Enrolled) -> str:
+    """What to add to a complaint about times: the coordinator's own, where it said so."""
+    return f"; the coordinator's clock says {utc(reply.now)}" if reply.now else ""
 
 
 async def _first_answer(addresses: Sequence[str], ask: Callable[[str], Any], ca: str, server_name: str, errand: str) -> Enrolled:
@@ -273,6 +297,8 @@ class Keeper:
                 if told:
                     self._tell("the certificate is renewed")
                 told = ""
+                if self._current.renew_at <= time.time():  # this clock is far ahead: asking again at once would change nothing
+                    await asyncio.sleep(self._rng.uniform(*RETRY_S))
             except ShoalError as error:
                 if str(error) != told:
                     told = str(error)

@@ -1,7 +1,8 @@
 """The run's certificate authority: says which TLS key speaks under which name, with which rights, until when.
 
 Rule: one authority per run, so that the certificates of one swarm mean nothing in another. Its key never leaves the coordinator's
-directory. Certificates begin an hour in the past, because volunteers' clocks are wrong. Neighbours: `identity` proves who asks,
+directory. Certificates begin some time in the past, because volunteers' clocks are wrong: an hour, but no more than an eighth of
+their life, so that two thirds of it are always still to come. Neighbours: `identity` proves who asks,
 `tls` reads names and rights back out of certificates.
 
 Names (the only DNS entry of the certificate): the id of a peer or an operator; `coordinator.<run>` for the coordinator. Rights:
@@ -125,7 +126,7 @@ class Authority:
     ) -> bytes:
         """A certificate (PEM) that says: this TLS key (object, or DER SubjectPublicKeyInfo) is `name` and may do `rights`.
 
-        It ends `lifetime` from now, or with the authority. `not_before` (default: an hour ago) moves the whole validity, for tests.
+        It ends `lifetime` from now, or with the authority. `not_before` (default: see above) moves the whole validity, for tests.
         """
         rights = sorted(set(rights))
         if not set(rights) <= RIGHTS:
@@ -133,8 +134,9 @@ class Authority:
         if len(name) > 253 or not _SUBJECT.fullmatch(name):
             raise IdentityError(f"{name!r:.80} cannot be a name in a certificate")
         key = load_tls_public_key(public_key) if isinstance(public_key, bytes) else public_key
-        begin = not_before or datetime.datetime.now(datetime.UTC) - CLOCK_SKEW
-        end = min(begin + (lifetime if not_before else CLOCK_SKEW + lifetime), self._certificate.not_valid_after_utc)
+        skew = datetime.timedelta() if not_before else min(CLOCK_SKEW, lifetime / 8)
+        begin = not_before or datetime.datetime.now(datetime.UTC) - skew
+        end = min(begin + skew + lifetime, self._certificate.not_valid_after_utc)
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if set(rights) & {"peer", "reducer", "coordinator"}:
             uses.append(ExtendedKeyUsageOID.SERVER_AUTH)

@@ -177,6 +177,10 @@ def serve(
     enrol_listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Listen here for peers with an invite.", show_default=False)
     ] = "",
+    certificate_hours: Annotated[
+        float,
+        typer.Option(metavar="X", min=0.001, max=8760, help="How long peers' certificates are good for; they renew them in time."),
+    ] = 24.0,
     metrics: Annotated[str, METRICS] = "",
     tensorboard: Annotated[Path | None, TENSORBOARD] = None,
     wandb: Annotated[str, WANDB] = "",
@@ -185,6 +189,7 @@ def serve(
 ) -> None:
     """Serve a run: members, order of the log, invites. Ctrl-C stops it; peers wait and come back when it is served again."""
     import asyncio
+    import datetime
 
     from shoal import leash, narration, observers, rundirs
 
@@ -205,6 +210,7 @@ def serve(
             found,
             listen=listen,
             enrol_listen=enrol_listen,
+            certificate_lifetime=datetime.timedelta(hours=certificate_hours),
             beside=(lambda ask: observers.of_coordinator(wanted, ask)) if wanted else None,
         )
     )

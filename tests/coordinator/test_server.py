@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import re
 import signal
 import socket
 import subprocess
@@ -37,10 +38,12 @@ from shoal.protocol.admin import (
     Done,
     Events,
     GetEvents,
+    GetPeers,
     GetStatus,
     Invitation,
     MakeInvite,
     Pause,
+    Peers,
     Resume,
     Status,
     Unban,
@@ -522,8 +525,32 @@ async def test_an_open_stream_ends_with_its_certificate_and_a_renewed_one_goes_o
         assert coordinator.core.connected()
 
 
+async def test_operators_see_when_a_certificate_ends_and_are_warned_when_its_renewal_is_overdue(
+    run: tuple[Path, Invite], tmp_path: Path
+) -> None:
+    directory, invite = run
+    async with serving(directory, Core, certificate_lifetime=datetime.timedelta(seconds=6)):
+        credentials = await come_in(tmp_path / "p", invite)
+        ends = credentials.credential.owner.expires_at.timestamp()
+        async with peer(credentials) as one:
+            one.link.say(hello())
+            await until(lambda: bool(one.heard))
+            fresh = await ask(directory, GetPeers())
+            await asyncio.sleep(max(0.0, ends - 0.9 - time.time()))
+            overdue = await ask(directory, GetPeers())
+            assert isinstance(fresh, Peers)
+            assert isinstance(overdue, Peers)
+            assert [(view.certificate_until, view.warning) for view in fresh.peers] == [(ends, "")]
+            assert re.match(r"its certificate ends at \d{4}-.* UTC, in [01] s, and was not renewed", overdue.peers[0].warning)
+            renewed = await renew(credentials)
+            again = await ask(directory, GetPeers())
+            assert isinstance(again, Peers)
+            assert again.peers[0].certificate_until == renewed.credential.owner.expires_at.timestamp()
+            assert not again.peers[0].warning
+
+
 class SoonRenewed(Credentials):
-    """Wants to be renewed half a second from now; its certificate begins an hour ago, two thirds of its life are long over."""
+    """Wants to be renewed a second and a half before it ends."""
 
     @property
     def renew_at(self) -> float:

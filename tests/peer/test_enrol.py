@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.coordinator.enrolment import Addresses, Registry
+from shoal.coordinator.enrolment import CERTIFICATE_LIFETIME, Addresses, Registry
 from shoal.coordinator.journal import Journal, journal_url
+from shoal.peer import diagnosis
 from shoal.peer import enrol as enrol_module
 from shoal.peer.enrol import Credentials, Keeper, come_in, enrol, enrolled_in, load
 from shoal.protocol.authority import Authority, coordinator_name
@@ -51,7 +52,7 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+async def desk(tmp_path: Path, lifetime: datetime.timedelta = CERTIFICATE_LIFETIME) -> AsyncIterator[Desk]:
     authority = Authority.generate("demo")
     own = Identity.generate()
     certificate = authority.issue(own.tls_public_key, coordinator_name("demo"), {"coordinator"}, datetime.timedelta(hours=1))
@@ -63,7 +64,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     )
     enrolment, session = (join_address("127.0.0.1", port) for port in ports)
     journal = Journal.open(journal_url(tmp_path / "desk.db"))
-    registry = Registry(authority, journal, Addresses((enrolment,), (session,)))
+    registry = Registry(authority, journal, Addresses((enrolment,), (session,)), lifetime)
     one = Desk(registry, registry.invite(5, 1.0, "test"), authority)
     newcomers.add_generic_rpc_handlers(handlers(ENROL.serve(one.enrol)))
     members.add_generic_rpc_handlers(handlers(RENEW.serve(one.renew)))
@@ -164,7 +165,8 @@ async def test_a_certificate_that_cannot_be_kept_is_one_sentence(tmp_path: Path,
 async def test_an_identity_that_this_coordinator_does_not_know_needs_an_invite(tmp_path: Path) -> None:
     async with desk(tmp_path) as one:
         stranger = Identity.create(tmp_path / "p")
-        certificate = one.authority.issue(stranger.tls_public_key, stranger.peer_id, {"peer"}, datetime.timedelta(seconds=1))
+        begun = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=50)
+        certificate = one.authority.issue(stranger.tls_public_key, stranger.peer_id, {"peer"}, datetime.timedelta(hours=1), begun)
         credential = Credential(stranger.tls_key_pem, certificate, one.authority.ca_pem)
         addresses = (one.invite.enrol_addresses, one.invite.session_addresses)
         Credentials("demo", stranger, credential, *addresses, tmp_path / "p").save()
@@ -262,3 +264,60 @@ async def until_renewed(keeper: Keeper, old: Credentials) -> None:
             await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_short_certificates_are_due_at_two_thirds_of_what_is_left_of_them_too(tmp_path: Path) -> None:
+    async with desk(tmp_path, lifetime=datetime.timedelta(seconds=24)) as one:
+        asked_at = time.time()
+        known = await enrol(one.invite, tmp_path / "p")
+    assert 13 <= known.renew_at - asked_at <= 17
+
+
+async def test_a_clock_far_ahead_does_not_make_the_keeper_ask_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with desk(tmp_path) as one:
+        known = await enrol(one.invite, tmp_path / "p")
+        monkeypatch.setattr(enrol_module, "time", Clock(20 * 3600.0))
+        keeper = Keeper(known, lambda text: None)
+        await until_renewed(keeper, known)
+        running = asyncio.create_task(keeper.run())
+        await asyncio.sleep(1.0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert len(one.renewals) <= 3
+
+
+class Clock:
+    """The wall clock of a machine that is wrong by so many seconds."""
+
+    def __init__(self, ahead_s: float) -> None:
+        self._ahead_s = ahead_s
+
+    def time(self) -> float:
+        return time.time() + self._ahead_s
+
+
+@pytest.mark.parametrize(("ahead_s", "words"), [(1200.0, "1200 s ahead of"), (-1200.0, "1200 s behind")])
+async def test_a_clock_that_is_wrong_is_said_with_both_times_and_does_not_keep_anybody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ahead_s: float, words: str
+) -> None:
+    async with desk(tmp_path) as one:
+        with caplog.at_level("WARNING", "shoal.peer"):
+            await enrol(one.invite, tmp_path / "right")
+            assert not caplog.messages
+            monkeypatch.setattr(enrol_module, "time", Clock(ahead_s))
+            (await enrol(one.invite, tmp_path / "wrong")).check()
+    [said] = caplog.messages
+    assert re.fullmatch(rf"this machine's clock says .* UTC, {words} the coordinator's, which says .* UTC: set it right", said), (
+        said
+    )
+
+
+async def test_a_clock_that_is_wrong_by_days_is_refused_with_the_times_of_both_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with desk(tmp_path) as one:
+        monkeypatch.setattr(diagnosis, "time", Clock(-3 * 86400.0))
+        both = r"valid from .* UTC, but this machine's clock says .* UTC; the coordinator's clock says .* UTC — set the clock"
+        with pytest.raises(IdentityError, match=both):
+            await enrol(one.invite, tmp_path / "p")
+    assert not enrolled_in(tmp_path / "p")

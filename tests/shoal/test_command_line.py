@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -386,3 +387,23 @@ def test_a_message_of_several_lines_cannot_pass_for_several_messages() -> None:
     narrator.show = shown.append
     logging.getLogger("shoal.peer").info("the model writes:\n12:00:00 error: all is lost")
     assert [line[:9].strip() != "" for line in "".join(shown).splitlines()] == [True, False]
+
+
+def test_a_shell_completes_commands_options_and_roles() -> None:
+    for line, expected in (
+        ("shoal admin ki", ["kick"]),
+        ("shoal pe", ["peer"]),
+        ("shoal admin events --fo", ["--follow"]),
+        ("shoal admin grant ob", ["observer"]),
+    ):
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1), "_SHOAL_COMPLETE": "complete_bash"}
+        done = shoal(environment=words)
+        assert (done.returncode, done.stdout.split()) == (0, expected), done.stderr
+
+
+def test_the_completion_of_bash_is_a_script_that_bash_understands() -> None:
+    script = shoal("--show-completion", "bash", environment={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
+    assert script.returncode == 0, script.stderr
+    assert "_SHOAL_COMPLETE=complete_bash" in script.stdout
+    if bash := shutil.which("bash"):
+        assert subprocess.run([bash, "-n"], input=script.stdout, text=True, timeout=30).returncode == 0

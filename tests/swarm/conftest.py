@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,15 @@ _failed = pytest.StashKey[bool]()
 
 @pytest.fixture
 def swarms(request: pytest.FixtureRequest) -> Iterator[Swarms]:
-    """Makes swarms, and ends them. Their directory's name is short: a socket's path must not be long."""
+    """Makes swarms, and ends them."""
+    with swarm_factory(lambda: bool(request.node.stash.get(_failed, True))) as (make, _):
+        yield make
+
+
+@contextlib.contextmanager
+def swarm_factory(failed: Callable[[], bool]) -> Iterator[tuple[Swarms, Path]]:
+    """What makes swarms that end with the block, and explain themselves when `failed` then; and the directory that all is in, whose
+    name is short: a socket's path must not be long."""
     made: list[LocalSwarm] = []
     top = Path(tempfile.mkdtemp(prefix="shoal-"))
 
@@ -63,9 +71,9 @@ def swarms(request: pytest.FixtureRequest) -> Iterator[Swarms]:
         swarm.create()
         return swarm
 
-    yield make
     try:
-        if request.node.stash.get(_failed, True):
+        yield make, top
+        if failed():
             for swarm in made:
                 _explain(swarm)
     finally:
