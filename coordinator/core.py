@@ -120,6 +120,7 @@ from shoal.protocol.messages import (
     PartClosed,
     PeerId,
     Plan,
+    Push,
     Ready,
     Refused,
     Resync,
@@ -137,6 +138,10 @@ ABANDON_PAUSE_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Pause before the next round after so many abandoned ones in a row."""
 ASLEEP_S = 1.0
 """An event that comes this long after `wake_at` means that this process stood still: nobody was heard for want of listening."""
+REACHABLE_FIX = (
+    "let one peer listen on an address that the others reach (--listen, --advertise), or start one that is dialable with"
+    " `shoal peer join --helper`; the coordinator's machine can run it"
+)
 SILENCE_S = 5.0
 """A wait longer than this is explained to those who wait."""
 FRESH_HEARTBEATS = 1.5
@@ -300,7 +305,8 @@ class Core:
     def _hello(self, connection: int, hello: Hello, now: float) -> None:
         peer, rights = self._peers[connection]
         ledger = self.ledger
-        refusal = admission.why_barred(ledger, peer) or admission.why_not(ledger, rights, hello, self._may_be_handed_over(peer))
+        handed_over = self._may_be_handed_over(peer, hello.address)
+        refusal = admission.why_barred(ledger, peer) or admission.why_not(ledger, rights, hello, handed_over)
         if refusal is not None:
             return self._refuse(connection, refusal)
         member = ledger.member_of(peer)
@@ -324,9 +330,10 @@ class Core:
         self._welcome(connection, member.session, resumed=True)
         return None
 
-    def _may_be_handed_over(self, seeker: PeerId) -> bool:
-        """Another member that listens holds the newest version, or has yet to come back and say what it holds."""
-        others = [p for p in self._roster if self._roster.peer(p.session) != seeker and self._roster.address(p.session)]
+    def _may_be_handed_over(self, seeker: PeerId, address: str) -> bool:
+        """Another member holds the newest version, or has yet to come back and say what it holds, and one of the two listens."""
+        roster = self._roster
+        others = [p for p in roster if roster.peer(p.session) != seeker and (address or roster.address(p.session))]
         return any(p.standing in (Standing.ACTIVE, Standing.ARRIVING) for p in others)
 
     def _may_resume(self, member: Member, hello: Hello) -> bool:
@@ -336,11 +343,20 @@ class Core:
     def _new_session(self, connection: int, peer: PeerId, hello: Hello, now: float) -> None:
         session = self.ledger.next_session
         self._journal(
-            SessionOpened(session, peer, hello.instance, hello.address, hello.name[:64], hello.device[:64], hello.software[:64])
+            SessionOpened(
+                session,
+                peer,
+                hello.instance,
+                hello.address,
+                hello.name[:64],
+                hello.device[:64],
+                hello.software[:64],
+                hello.helper,
+            )
         )
         presence = self._roster.add(Presence(session, connection, now))
         self._bind(connection, presence, hello, now)
-        self._log(f"{self._roster.name(session)} joined as session {session}")
+        self._log(f"{self._roster.name(session)} joined as session {session}{', a helper' if hello.helper else ''}")
         self._welcome(connection, session, resumed=False)
 
     def _bind(self, connection: int, presence: Presence, hello: Hello, now: float) -> None:
@@ -398,10 +414,14 @@ class Core:
         presence.goodbye = True
         if self.ledger.ended is not None:
             return
-        others = [p for p in self._roster.active() if p.session != presence.session]
-        if presence.standing is Standing.ACTIVE and not others and self.ledger.version > 0:
+        others = self._roster.trainers()
+        if not others and self._can_write_model(presence) and self.ledger.version > 0:
             self._send(presence.session, Finish(self.ledger.version, "you are the last member to leave", run_is_over=False))
         self._end(presence.session, f"left: {reason}" if reason else "left", now)
+
+    def _can_write_model(self, presence: Presence) -> bool:
+        """It holds the newest version, and has a trainer to write it with."""
+        return presence.standing is Standing.ACTIVE and not self.ledger.members[presence.session].helper
 
     def _end(self, session: int, reason: str, now: float, may_return: bool = True) -> None:
         """End a membership for good. `may_return`: the peer's daemon comes back by itself, unless it said goodbye."""
@@ -473,7 +493,8 @@ class Core:
         origin = self.ledger.origin
         if origin is None:
             return True
-        others = [p for p in self._roster.active() if p.session != session and self._roster.dialable(p.session)]
+        listens = self._roster.dialable(session)
+        others = [p for p in self._roster.active() if p.session != session and (listens or self._roster.dialable(p.session))]
         return not others and said.root != origin.root
 
     def _rejoin_round(self, presence: Presence) -> None:
@@ -501,7 +522,11 @@ class Core:
             self.round.members.discard(session)
             self.round.ready.pop(session, None)
         donors = self._roster.contacts(session, said.failed, only_active=True)
-        may_build = ledger.members[session].address or not any(p.session != session for p in self._roster.active())
+        pusher = None if any(donor.peer not in said.failed for donor in donors) else self._roster.pusher(session, said.failed)
+        if pusher is not None:
+            donors = (Contact(self._roster.peer(pusher.session), ""), *donors)
+        me = ledger.members[session]
+        may_build = not me.helper and (me.address or not any(p.session != session for p in self._roster.active()))
         if ledger.version <= 0 and not ledger.bound and not donors and may_build:
             self._build_origin(presence)
             return
@@ -515,19 +540,21 @@ class Core:
             self._send(session, Donors(ledger.version, donors))
         else:
             self._seekers.add(session)
+            self._send(session, self._nobody_has_it())
+        if pusher is not None:
+            self._send(pusher.session, Push(Contact(me.peer, me.address)))
+
+    def _nobody_has_it(self) -> Notice:
+        """What a peer is told that nobody can give the newest version to."""
+        version = self.ledger.version
+        if version == NO_VERSION:
+            return Notice("a peer that builds version 0", 0, 1, "a helper does not train: start a peer without --helper")
+        if self._roster.active():
+            fix = f"neither this peer nor those that hold it can be dialled: {REACHABLE_FIX}"
+        else:
             held = max((p.version for p in self._roster), default=NO_VERSION)
-            undialable = bool(self._roster.active())
-            self._send(
-                session,
-                Notice(
-                    f"a peer that can hand over version {ledger.version}",
-                    0,
-                    1,
-                    "the members that hold it cannot be dialled: let one listen on an address that others reach"
-                    if undialable
-                    else f"start a peer that still has its local copy (newest here: {'none' if held < 0 else held})",
-                ),
-            )
+            fix = f"start a peer that still has its local copy (newest here: {'none' if held < 0 else held})"
+        return Notice(f"a peer that can hand over version {version}", 0, 1, fix)
 
     def _strays(self, presence: Presence, version: int) -> bool:
         """Whether a peer came with another state under this version's name: a version 0 of its own, most likely."""
@@ -670,7 +697,7 @@ class Core:
                 have, need = len(round_.complete()), len(round_.collectors)
                 return Waiting(f"{names or 'members'} to receive the result of round {round_.id}", have, need, "nothing to do")
             return Waiting()
-        active = self._roster.active()
+        active, trainers = self._roster.active(), self._roster.trainers()
         returning = sum(p.connection is None for p in self._roster)
         if returning:
             lost_after = f"they reconnect by themselves, or are lost after {self.spec.timing.lost_after_s:g} s"
@@ -678,25 +705,28 @@ class Core:
                 f"{returning} member{'s' if returning > 1 else ''} to come back", len(active), len(self._roster), lost_after
             )
         need = self.spec.run.min_peers
-        if len(active) < need:
-            return self._why_too_few(len(active), need)
+        if len(trainers) < need:
+            return self._why_too_few(len(trainers), need)
         if self._reopen_at - self._abandoned_at > SILENCE_S and now < self._reopen_at:
             return Waiting(
                 f"the next round, because {self._abandoned_why}", 0, 1, "it opens by itself; the members' own logs say more"
             )
         if len(active) > 1 and not any(self._roster.dialable(p.session) for p in active):
-            return Waiting("a member that others can dial", 0, 1, "let one peer listen on an address that the others can reach")
+            return Waiting("a member that others can dial", 0, 1, REACHABLE_FIX)
         return Waiting()
 
     def _why_too_few(self, active: int, need: int) -> Waiting:
         """Members that can train are missing: because they are still getting ready, because none has the state, or at all."""
-        here = [p for p in self._roster if p.connection is not None and not (p.goodbye or p.sent_off)]
+        members = self.ledger.members
+        here = [p for p in self._roster if p.connection is not None and not (p.goodbye or p.sent_off or members[p.session].helper)]
         if self.ledger.bound and not active and here and all(p.session in self._seekers for p in here):
             held = max(p.version for p in here)
             newest = f"newest here: {'none' if held < 0 else held}"
             return Waiting(
                 f"a member that holds version {self.ledger.version}", 0, 1, f"start a peer that still has its local copy ({newest})"
             )
+        if self._roster.active() and any(p.session in self._seekers for p in here):
+            return Waiting("a member that others can dial", 0, 1, REACHABLE_FIX)
         if len(here) >= need:
             return Waiting(
                 "enough members to get ready", active, need, "they start their trainers or fetch the state by themselves"
@@ -717,7 +747,7 @@ class Core:
 
     def _open_round(self, now: float) -> None:
         ledger = self.ledger
-        members = sorted(self._roster.active(), key=lambda p: ledger.members[p.session].peer)
+        members = sorted(self._roster.trainers(), key=lambda p: ledger.members[p.session].peer)
         peers = {p.session: ledger.members[p.session].peer for p in members}
         rations = gathering.share_out(self.spec, list(peers.values()), self._pace)
         wants = [
@@ -1030,7 +1060,7 @@ class Core:
 
     def _ask_evaluation(self, version: int) -> None:
         """One member in turn evaluates; whoever did not answer by the next time is passed over."""
-        able = sorted(p.session for p in self._roster.active())
+        able = sorted(p.session for p in self._roster.trainers())
         if able:
             turn = version // max(1, self.spec.evaluation.every)
             self._evaluating = (version, able[turn % len(able)])
@@ -1062,7 +1092,9 @@ class Core:
     def _farewell(self, now: float) -> None:
         """Let everybody go together, so that nobody leaves while another still needs its bytes."""
         for session in sorted(self._seekers):
-            if not self._may_be_handed_over(self._roster.peer(session)):  # nobody is left who could give it what it asked for
+            if not self._may_be_handed_over(
+                self._roster.peer(session), self._roster.address(session)
+            ):  # nobody is left who could give it what it asked for
                 self._end(session, f"cannot take part any more: the run ended at version {self.ledger.version}", now)
         if not len(self._roster):
             self._farewell_at = None

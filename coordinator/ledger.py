@@ -87,6 +87,8 @@ class Member:
     name: str
     device: str
     software: str
+    helper: bool = False
+    """It trains nothing: it has no lease, and no round waits for it."""
     lease: list[Span] = field(default_factory=list)
     """Granted and not committed, oldest first."""
     committed_tokens: int = 0
@@ -190,6 +192,7 @@ class Ledger:
                     record.name,
                     record.device,
                     record.software,
+                    record.helper,
                 )
                 self.contributions.setdefault(record.peer, Contributions()).name = record.name
             case SessionResumed(session, instance, address):

@@ -37,6 +37,7 @@ class SessionOpened:
     name: str = ""
     device: str = ""
     software: str = ""
+    helper: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from shoal.coordinator.ledger import Ledger
 from shoal.protocol.messages import NO_VERSION, Contact, Heartbeat, PeerId
 
+PUSHES_SINCE = 1
+"""The minor version of the protocol that brought Push."""
+
 
 class Standing(enum.Enum):
     """What a session can be asked to do."""
@@ -97,6 +100,19 @@ class Roster:
     def active(self) -> list[Presence]:
         """Members that hold the newest version or the way to it; reconnecting and leaving ones left out."""
         return [p for p in self if p.standing is Standing.ACTIVE and not (p.goodbye or p.sent_off) and p.connection is not None]
+
+    def trainers(self) -> list[Presence]:
+        """Active members that train: all but the helpers."""
+        return [p for p in self.active() if not self._ledger.members[p.session].helper]
+
+    def pusher(self, seeker: int, failed: tuple[PeerId, ...]) -> Presence | None:
+        """Who holds the newest version and could bring it to `seeker`, which can be dialled; preferably not one that failed."""
+        if not self.dialable(seeker):
+            return None
+        here = (p for p in self if p.standing is Standing.ACTIVE and p.connection is not None and p.minor >= PUSHES_SINCE)
+        holders = sorted((p for p in here if p.session != seeker), key=lambda p: p.session)
+        able = [p for p in holders if self.peer(p.session) not in failed] or holders
+        return able[seeker % len(able)] if able else None
 
     def dialable(self, session: int) -> bool:
         """Others can open streams to this member: it listens, and not half of the others or more failed to reach it."""

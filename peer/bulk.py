@@ -16,8 +16,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
@@ -45,6 +47,7 @@ from shoal.peer.events import (
     LinkMeasured,
     PartFetchFailed,
     PartReduced,
+    PushTo,
     ResultArrived,
     ReturnPart,
     SendPart,
@@ -56,6 +59,7 @@ from shoal.peer.exchange import Exchange, Inbound, Limits, Tools
 from shoal.peer.frozen import FROZEN_LIMIT, FrozenStates
 from shoal.peer.lanes import Lane
 from shoal.peer.packer import Packer
+from shoal.peer.pushes import Pushes
 from shoal.peer.reduction import Addition, Reduced, Reducer
 from shoal.peer.vault import Vault, VaultError
 from shoal.peer.workers import Workers
@@ -63,7 +67,7 @@ from shoal.protocol import channels, frames, services, tls, wire
 from shoal.protocol.channels import Kind
 from shoal.protocol.errors import LocalProtocolError, RefusedError, RemoteProtocolError, UnreachableError
 from shoal.protocol.messages import Contact, PartKey, PeerId
-from shoal.protocol.transfers import PartRequest, Ping, Pong, StateOffer, StateRequest
+from shoal.protocol.transfers import PartRequest, Ping, Pong, PushOpening, PushRequest, StateOffer, StateRequest
 
 BulkEffect = (
     BeginReduce
@@ -75,6 +79,7 @@ BulkEffect = (
     | ReturnPart
     | FetchPart
     | FetchState
+    | PushTo
     | DropRound
     | DropPending
     | Apply
@@ -85,6 +90,8 @@ BulkEffect = (
 )
 """What `BulkPlane.perform` performs; everything else is the daemon's."""
 
+LOG = logging.getLogger("shoal.peer")
+_EOF: Any = vars(grpc.aio)["EOF"]
 _PARTS_FETCHED_AT_ONCE = 8
 _CHANNELS_KEPT = 256
 """Connections to other peers; a plan has 64 reducers at most. Beyond that the one used longest ago is given up."""
@@ -133,6 +140,8 @@ class BulkPlane:
         self._early: Counter[int] = Counter()
         """Streams that wait for a plan, by round."""
         self._fetching = asyncio.Semaphore(_PARTS_FETCHED_AT_ONCE)
+        self._pushes = Pushes(self._limits.push_s, self._limits.push_idle_s)
+        self._pushing_to: set[PeerId] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.dropped: Counter[str] = Counter()
         """Frames and streams that were dropped or refused, by reason."""
@@ -149,6 +158,7 @@ class BulkPlane:
             services.REDUCE.serve(self._serve_reduce),
             services.FETCH_PART.serve(self._serve_part, self._limits.progress_s),
             services.FETCH_STATE.serve(self._serve_state, self._limits.progress_s),
+            services.PUSH.serve(self._serve_push),
             services.PING.serve(self._serve_ping),
         )
         self._server.add_generic_rpc_handlers(services.handlers(*map(self._door.guard, served)))
@@ -230,6 +240,8 @@ class BulkPlane:
                 self._spawn(self._fetch_part(effect))
             case FetchState():
                 self._spawn(self._fetch_state(effect))
+            case PushTo(to):
+                self._spawn(self._push_to(to))
             case Apply():
                 self._on_state(self._apply, effect)
             case HashState(version):
@@ -363,14 +375,17 @@ class BulkPlane:
     async def _download_part(self, contact: Contact, digest: bytes) -> bytes:
         chunks: list[bytes] = []
         size = 0
-        call = services.FETCH_PART.open(self._channel(contact), PartRequest(self._run, digest))
-        async for chunk in _steadily(call, self._limits.progress_s):
-            chunks.append(chunk)
-            size += len(chunk)
-            await self._down.admit(len(chunk))
-            if size > frames.FRAME_LIMIT_BYTES:
-                call.cancel()
-                raise RemoteProtocolError("more bytes than a part can have")
+        if contact.address:
+            answer = _messages_of(services.FETCH_PART.open(self._channel(contact), PartRequest(self._run, digest)))
+        else:
+            answer = (await self._pushes.of(contact.peer)).ask(PushRequest(digest))
+        async with aclosing(_steadily(answer, self._limits.progress_s)) as messages:
+            async for chunk in messages:
+                chunks.append(chunk)
+                size += len(chunk)
+                await self._down.admit(len(chunk))
+                if size > frames.FRAME_LIMIT_BYTES:
+                    raise RemoteProtocolError("more bytes than a part can have")
         return b"".join(chunks)
 
     async def _fetch_state(self, effect: FetchState) -> None:
@@ -393,6 +408,8 @@ class BulkPlane:
         if begun is not None and begun.version >= version:
             try:
                 return await self._download_state(contact, StateRequest(self._run, begun.version, begun.received, begun.root))
+            except RefusedError:
+                pass
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.NOT_FOUND:
                     raise
@@ -400,9 +417,12 @@ class BulkPlane:
 
     async def _download_state(self, contact: Contact, request: StateRequest) -> tuple[int, bytes]:
         vault, workers = self._tooled.vault, self._workers
-        call = services.FETCH_STATE.open(self._channel(contact), request)
-        chunks = _steadily(call, self._limits.progress_s)
-        try:
+        if contact.address:
+            answer = _messages_of(services.FETCH_STATE.open(self._channel(contact), request))
+        else:
+            wanted = PushRequest(b"", request.version, request.offset, request.root)
+            answer = (await self._pushes.of(contact.peer)).ask(wanted)
+        async with aclosing(_steadily(answer, self._limits.progress_s)) as chunks:
             offer = wire.unpack_message(StateOffer, await anext(chunks, b""))
             if offer.layout_hash != vault.layout_hash or offer.size != 8 * vault.values:
                 raise RemoteProtocolError("the state offered is of another model")
@@ -415,8 +435,6 @@ class BulkPlane:
                 self._down.moved(len(chunk))
                 await workers.state(incoming.write, chunk)
                 await self._down.admit(len(chunk))
-        finally:
-            call.cancel()
         if not incoming.whole:
             raise RemoteProtocolError(f"the state ended after {incoming.received} of {incoming.total} bytes")
         await workers.state(vault.install, incoming)
@@ -486,20 +504,87 @@ class BulkPlane:
         if request.run != self._run or self._frozen is None or not self._serving:
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "this peer serves no state of that run now")
         try:
-            async with self._frozen.hold(request.version, request.root) as frozen:
-                offset = request.offset if request.root else 0
-                yield wire.pack_message(StateOffer(frozen.version, frozen.root, frozen.layout_hash, frozen.size, offset))
-                while offset < frozen.size:
-                    chunk = frozen.chunk(offset, channels.CHUNK_BYTES)
-                    offset += len(chunk)
-                    await self._up.admit(len(chunk))
-                    yield chunk
-                    self._up.moved(len(chunk))
+            async with aclosing(self._state_messages(self._frozen, request)) as messages:
+                async for message in messages:
+                    yield message
         except RefusedError as error:
             code = grpc.StatusCode.RESOURCE_EXHAUSTED if error.code == "busy" else grpc.StatusCode.NOT_FOUND
             await self._refuse(context, code, str(error))
         except VaultError as error:
             await self._refuse(context, grpc.StatusCode.NOT_FOUND, str(error))
+
+    async def _state_messages(self, states: FrozenStates, request: StateRequest) -> AsyncGenerator[bytes]:
+        """An offer of the shared state, then its bytes. Raises RefusedError, VaultError."""
+        async with states.hold(request.version, request.root) as frozen:
+            offset = request.offset if request.root else 0
+            yield wire.pack_message(StateOffer(frozen.version, frozen.root, frozen.layout_hash, frozen.size, offset))
+            while offset < frozen.size:
+                chunk = frozen.chunk(offset, channels.CHUNK_BYTES)
+                offset += len(chunk)
+                await self._up.admit(len(chunk))
+                yield chunk
+                self._up.moved(len(chunk))
+
+    async def _serve_push(self, _: Any, context: Any) -> None:
+        """A holder dialled in, because this peer cannot dial it."""
+        peer = tls.caller_of(context).peer
+        try:
+            async with asyncio.timeout(self._limits.progress_s):
+                opening = wire.unpack_message(PushOpening, await context.read() or b"")
+        except (RemoteProtocolError, TypeError, TimeoutError) as error:
+            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"the stream does not begin with an opening: {error}")
+        if opening.run != self._run:
+            await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "another run lives here")
+        await self._pushes.serve(peer, context)
+
+    async def _push_to(self, to: Contact) -> None:
+        """Dial a peer that needs what this one holds, and answer it until it hangs up."""
+        if to.peer in self._pushing_to:
+            return
+        self._pushing_to.add(to.peer)
+        call: Any = None
+        try:
+            call = services.PUSH.stub(self._channel(to))()
+            await call.write(wire.pack_message(PushOpening(self._run)))
+            while (message := await call.read()) is not _EOF:
+                await self._answer_push(call, wire.unpack_message(PushRequest, message))
+            await call.done_writing()
+        except (*_TRANSFER_ERRORS, asyncio.InvalidStateError) as error:
+            LOG.warning("could not hand %s what it needs, at %s: %s", to.peer, to.address, _why(error))
+        finally:
+            self._pushing_to.discard(to.peer)
+            if call is not None:
+                call.cancel()
+
+    async def _answer_push(self, call: Any, request: PushRequest) -> None:
+        tools, said = self._tools, False
+        if tools is None or self._frozen is None or not self._serving:
+            await call.write(b"")
+            return
+        if request.part:
+            await call.write(await self._part_here(tools, request.part))
+            return
+        try:
+            wanted = StateRequest(self._run, request.version, request.offset, request.root)
+            async with aclosing(self._state_messages(self._frozen, wanted)) as messages:
+                async for message in messages:
+                    said = True
+                    async with asyncio.timeout(self._limits.progress_s):
+                        await call.write(message)
+        except RefusedError:
+            if said:
+                raise
+            await call.write(b"")
+
+    async def _part_here(self, tools: Tools, digest: bytes) -> bytes:
+        """The part with this digest; nothing if it is not here, or not any more."""
+        stored = tools.vault.store.find(digest)
+        try:
+            payload = b"" if stored is None else await self._workers.part(tools.vault.store.read, stored)
+        except LocalProtocolError:  # its round was dropped at this moment
+            payload = b""
+        await self._up.admit(len(payload))
+        return bytes(payload)
 
     async def _serve_ping(self, request: Ping, context: Any) -> Pong:
         if request.run != self._run:
@@ -567,7 +652,7 @@ class BulkPlane:
             self.broken.set_exception(error)
 
 
-_TRANSFER_ERRORS = (grpc.aio.AioRpcError, RemoteProtocolError, UnreachableError, VaultError, TimeoutError)
+_TRANSFER_ERRORS = (grpc.aio.AioRpcError, RemoteProtocolError, UnreachableError, RefusedError, VaultError, TimeoutError)
 
 
 def _why(error: BaseException) -> str:
@@ -577,31 +662,39 @@ def _why(error: BaseException) -> str:
     return str(error) or "no progress"
 
 
-async def _steadily(call: Any, progress_s: float) -> AsyncIterator[bytes]:
+async def _messages_of(call: Any) -> AsyncGenerator[bytes]:
+    """What a running call brings; it ends with the generator."""
+    try:
+        async for message in call:
+            yield message
+    finally:
+        call.cancel()
+
+
+async def _steadily(messages: AsyncGenerator[bytes], progress_s: float) -> AsyncGenerator[bytes]:
     """The messages of a download: the first within `progress_s`, then _LEAST_BYTES within each `progress_s`, so that nobody who
     lets them drip holds us for ever. Only waiting counts, not what the reader does in between. Raises TimeoutError."""
     clock = asyncio.get_running_loop().time
-    messages, total, counted, left_s = aiter(call), 0, 0, progress_s
-    while True:
-        began = clock()
-        try:
-            async with asyncio.timeout(left_s):
-                message: bytes = await anext(messages)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            call.cancel()
-            raise TimeoutError(f"{total - counted} bytes came within {progress_s:g} s, after {counted}") from None
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise RemoteProtocolError("the call was cancelled") from None
-        if not message:
-            call.cancel()
-            raise RemoteProtocolError("an empty message, which is no progress")
-        left_s -= clock() - began
-        if not total or total + len(message) >= counted + _LEAST_BYTES:
-            counted, left_s = total + len(message), progress_s
-        total += len(message)
-        yield message
+    total, counted, left_s = 0, 0, progress_s
+    async with aclosing(messages):
+        while True:
+            began = clock()
+            try:
+                async with asyncio.timeout(left_s):
+                    message: bytes = await anext(messages)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise TimeoutError(f"{total - counted} bytes came within {progress_s:g} s, after {counted}") from None
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                raise RemoteProtocolError("the call was cancelled") from None
+            if not message:
+                raise RemoteProtocolError("an empty message, which is no progress")
+            left_s -= clock() - began
+            if not total or total + len(message) >= counted + _LEAST_BYTES:
+                counted, left_s = total + len(message), progress_s
+            total += len(message)
+            yield message

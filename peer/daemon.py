@@ -59,13 +59,16 @@ from shoal.peer.events import (
     Tell,
     TimePassed,
     Train,
+    TrainerAttached,
     TrainerLost,
     WrapUp,
 )
+from shoal.peer.lanes import Lane
 from shoal.peer.packer import Packer
 from shoal.peer.session import GrpcDial, SessionLink
 from shoal.peer.shifts import Shifts, end_of_shift, patiently, rest
 from shoal.peer.slots import Slot, runs, take_directory, take_slot
+from shoal.peer.task import layout_of
 from shoal.peer.vault import Vault, VaultBusyError, VaultError, copy_whole, log_bytes, shared_memory_directory
 from shoal.peer.workers import Workers, settle_daemon_process
 from shoal.protocol.channels import join_address, split_address
@@ -107,6 +110,11 @@ class PeerSettings:
     """Host, or host:port, that others reach this peer at; empty: the address this machine reaches the coordinator from."""
     name: str = ""
     micro_batch: int = 0
+    helper: bool = False
+    """Train nothing: reduce parts, and hold state and log for others."""
+    max_upload: float = 0.0
+    """Bytes per second of bulk traffic, out and in; 0: as fast as it goes. The session is not capped."""
+    max_download: float = 0.0
     nice: int = 0
     """How much the trainer stands back for the machine's other programs."""
     memory_bytes: int = 0
@@ -277,7 +285,8 @@ class Daemon:
         self._totals = Totals()
         self._workers = Workers()
         self._packer = Packer()
-        self._plane = BulkPlane(self._run, keeper.credential, self._workers, self._emit)
+        lanes = (Lane(settings.max_upload), Lane(settings.max_download))
+        self._plane = BulkPlane(self._run, keeper.credential, self._workers, self._emit, lanes=lanes)
         self._host = TrainerHost(
             slot.directory,
             TrainerSettings(
@@ -401,7 +410,7 @@ class Daemon:
                 self._spec = RunSpec.from_json(spec)
                 if self._vault is not None:
                     self._attach(self._vault)
-                self._supervise(self._host.start(spec))
+                self._supervise(self._help(self._spec) if self._settings.helper else self._host.start(spec))
             case Train() | Relabel() | WrapUp() | EvaluateState() | Export() | BuildState():
                 if self._dropping:  # the trainer must not load what is about to be dropped
                     await self._plane.settled()
@@ -457,6 +466,7 @@ class Daemon:
             settings.name,
             str(device_named(settings.device)),
             f"shoal {version('shoal')}",
+            settings.helper,
         )
 
     @property
@@ -505,6 +515,11 @@ class Daemon:
             self._vault.keep_session(self._session)
             self._attach(self._vault)
         return VaultPlace(self._vault_directory, Layout(layout.hash, layout.values, (FragmentShape(len(parts)),)))
+
+    async def _help(self, spec: RunSpec) -> None:
+        """A helper starts no trainer: all that it must know of the model is how it lies in memory."""
+        place = await self._open_vault(await asyncio.to_thread(layout_of, spec, self._settings.allow))
+        self._emit(TrainerAttached(place.layout))
 
     def _attach(self, vault: Vault) -> None:
         """The plane works with this vault from now on, whatever becomes of trainers."""

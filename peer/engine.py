@@ -55,6 +55,7 @@ from shoal.peer.events import (
     PartReduced,
     Progressed,
     Published,
+    PushTo,
     Relabel,
     ResultArrived,
     ReturnPart,
@@ -108,6 +109,7 @@ from shoal.protocol.messages import (
     PartKey,
     PeerId,
     Plan,
+    Push,
     Ready,
     Refused,
     Replan,
@@ -146,6 +148,8 @@ class Introduction:
     name: str = ""
     device: str = ""
     software: str = ""
+    helper: bool = False
+    """It trains nothing: its TrainerAttached only says how the model lies in memory."""
 
 
 @dataclass(frozen=True)
@@ -343,7 +347,9 @@ class Engine:
         if self.reduction is not None:
             return "reducing"
         if not self._trainer:
-            return "starting the trainer"
+            return "getting ready" if self.me.helper else "starting the trainer"
+        if self.me.helper:
+            return "helping"
         return "ready" if self.published is not None else "waiting"
 
     # --- the stream -------------------------------------------------------------------------------------------------------------
@@ -363,6 +369,7 @@ class Engine:
             me.name,
             me.device,
             me.software,
+            me.helper,
         )
         self._emit(Say(NO_SESSION, 0, hello))
 
@@ -386,6 +393,8 @@ class Engine:
                     self.announced = False
             case Donors(version, contacts):
                 self._donors(version, contacts)
+            case Push(to):
+                self._emit(PushTo(to))
             case CatchUp(commits, contacts):
                 self._catch_up(commits, contacts)
             case Open():
@@ -984,12 +993,13 @@ class Engine:
             return
         if self.training is not None:
             self._wrap_up()
-        elif self.version != NO_VERSION and self._trainer:
+        elif self.version != NO_VERSION and self._trainer and not self.me.helper:
             self._exporting = True
             self.waiting_for = "the trainer to write the model"
             self._emit(Tell(f"writing the model of version {self.version}"))
             self._emit(Export(self.version))
-        elif self._finish.version == NO_VERSION:
+        elif self._finish.version == NO_VERSION or self.me.helper:
+            self.copy_is_needed = self.copy_is_needed and not self._finish.run_is_over
             self._said_goodbye = True
             self._say(Goodbye("the run is over"))
 

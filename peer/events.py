@@ -365,7 +365,8 @@ class BuildState:
 
 @dataclass(frozen=True)
 class FetchState:
-    """Fetch the shared state, at `version` or newer, from the first that serves it. Answered by StateFetched or -Failed."""
+    """Fetch the shared state, at `version` or newer, from the first that serves it. A contact without an address dials this peer.
+    Answered by StateFetched or -Failed."""
 
     version: int
     contacts: tuple[Contact, ...]
@@ -474,11 +475,19 @@ class ReturnPart:
 
 @dataclass(frozen=True)
 class FetchPart:
-    """Find a part's final bytes by digest, here or at the first contact that has them. Answered by ResultArrived or -Failed."""
+    """Find a part's final bytes by digest, here or at the first contact that has them; one without an address dials this peer.
+    Answered by ResultArrived or -Failed."""
 
     key: PartKey
     digest: bytes
     contacts: tuple[Contact, ...]
+
+
+@dataclass(frozen=True)
+class PushTo:
+    """Dial this peer, which was told to expect it, and hand it what it asks for. What fails is seen over there."""
+
+    to: Contact
 
 
 @dataclass(frozen=True)
@@ -515,5 +524,6 @@ Effect = (
     | ClosePart
     | ReturnPart
     | FetchPart
+    | PushTo
     | DropRound
 )

@@ -64,6 +64,10 @@ class Limits:
     """How long a stream that opened before this peer's own plan waits for it."""
     early_streams: int = 256
     """How many of those wait at once; further ones are refused."""
+    push_s: float = 20.0
+    """How long a holder that was told to dial this peer may take to come."""
+    push_idle_s: float = 15.0
+    """How long its stream stays when nothing is asked of it."""
     reopen: int = 3
     """How often a broken stream is opened again before it counts as failed."""
     reopen_s: float = 0.5

@@ -11,6 +11,7 @@ A cap is a token bucket: it lets `size` bytes through when those before them hav
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +20,24 @@ RUN_BYTES = 8 << 20
 """Long enough that what the system buffers at once does not pass for speed (4 MiB per connection at most, by default)."""
 PATIENCE = 0.75
 """How much of an estimate is kept when a transfer was slower than it."""
+
+
+LEAST_CAP_BYTES_S = 62_500.0
+"""Half a megabit: below that a part takes so long that others would take the peer for gone."""
+_UNITS = {"bit": 1 / 8, "B": 1.0}
+_PREFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
+
+def rate(text: str) -> float:
+    """Bytes per second of "10Mbit", "1.5MB/s" or "1MiB/s"; bits and bytes are told apart by the word. Raises ValueError."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kKMG]i?)?(bit|B)(?:/s|ps)?", text.strip())
+    if match is None:
+        raise ValueError(f'{text!r} is no rate: write "10Mbit" or "1MiB/s"')
+    number, prefix, unit = match.groups()
+    bytes_s = float(number) * _PREFIXES[prefix or ""] * _UNITS[unit]
+    if bytes_s < LEAST_CAP_BYTES_S:
+        raise ValueError(f"{text!r} is too slow to take part: 500kbit at least")
+    return bytes_s
 
 
 class Lane:

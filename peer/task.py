@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.optim.layout import ParameterLayout
 from shoal.peer.model import Decoder, DecoderConfig
 from shoal.protocol.errors import ShoalError
 from shoal.protocol.spec import RunSpec
@@ -80,6 +81,14 @@ def build_task(spec: RunSpec, allowed: Collection[str] = ()) -> Task:
     if not any(parameter.requires_grad for parameter in task.module.parameters()):
         raise TaskError("the model has no trainable parameter")
     return task
+
+
+def layout_of(spec: RunSpec, allowed: Collection[str] = ()) -> ParameterLayout:
+    """How the spec's model lies in memory, for who holds and reduces it without running it. Raises TaskError."""
+    if spec.model.kind == "factory":
+        return ParameterLayout.of(build_task(spec, allowed).module)
+    with torch.device("meta"):  # shapes only: no memory, no initialisation
+        return ParameterLayout.of(Decoder(decoder_config(spec)))
 
 
 def decoder_config(spec: RunSpec) -> DecoderConfig:

@@ -25,8 +25,8 @@ NO_SESSION = 0
 """The session of a peer that has none; real ones count from 1."""
 
 PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 1
-"""Peers and coordinator of different majors refuse each other; a higher minor only adds. Minor 1: Leave, Barred, the stop rules
-TIME and SAMPLES."""
+"""Peers and coordinator of different majors refuse each other; a higher minor only adds. Minor 1: Leave, Barred, Push, the stop
+rules TIME and SAMPLES."""
 
 DIGEST_BYTES = 32
 
@@ -118,6 +118,8 @@ class Hello:
     name: str = ""
     device: str = ""
     software: str = ""
+    helper: bool = False
+    """This peer trains nothing: it reduces, and hands over state and log."""
 
 
 @dataclass(frozen=True)
@@ -290,10 +292,18 @@ class BuildOrigin:
 
 @dataclass(frozen=True)
 class Donors:
-    """ "Fetch the whole shared state, at `version` or newer, from one of these." """
+    """ "Fetch the whole shared state, at `version` or newer, from one of these." One without an address cannot be dialled: it was
+    told to dial you and push (Push)."""
 
     version: int
     contacts: tuple[Contact, ...]
+
+
+@dataclass(frozen=True)
+class Push:
+    """ "`to` needs what you hold, and cannot dial you: dial it, and push what it asks for." """
+
+    to: Contact
 
 
 @dataclass(frozen=True)
@@ -501,6 +511,7 @@ FromCoordinator = (
     | Refused
     | BuildOrigin
     | Donors
+    | Push
     | CatchUp
     | Open
     | Wrap

@@ -8,6 +8,7 @@ become a `RemoteProtocolError` in our hands and not a traceback in gRPC's; bulk 
     SESSION                     a stream of packed envelopes each way (wire.pack, wire.unpack_from_...): `SESSION.stub(channel)`
     REDUCE                      a stream of frames each way
     FETCH_PART, FETCH_STATE     a packed request, then a stream of raw bytes
+    PUSH                        packed requests one way, raw bytes the other
 
 Serving: `handlers(ENROL.serve(enrol))` gives generic handlers for `server.add_generic_rpc_handlers`, where `enrol` is
 `async (request, context) -> reply` for the first group and takes and yields bytes for the others.
@@ -178,6 +179,7 @@ SESSION = StreamMethod(_path(coordinator_pb2, "Coordinator", "Session"))
 SESSION_OPEN = (("shoal-session", "open"),)
 """Initial metadata of a session stream that is served. A call that failed has none, and looks alike otherwise until it is read."""
 REDUCE = StreamMethod(_path(peer_pb2, "Peer", "Reduce"))
+PUSH = StreamMethod(_path(peer_pb2, "Peer", "Push"))
 FETCH_PART: DownloadMethod[PartRequest] = DownloadMethod(
     _path(peer_pb2, "Peer", "FetchPart"), wire.pack_message, _unpacker(PartRequest)
 )

@@ -2,7 +2,7 @@
 
 `PartRequest` is answered with raw chunks of the part's final bytes, in order. `StateRequest` is answered with one packed
 `StateOffer` and then raw chunks of that state from `offset` on (at most `channels.CHUNK_BYTES` each). `Ping` is answered with
-`Pong`.
+`Pong`. A holder that cannot be dialled opens a stream with `PushOpening` and answers a `PushRequest` like one of the first two.
 """
 
 from __future__ import annotations
@@ -39,6 +39,23 @@ class StateOffer:
     layout_hash: bytes
     size: int
     offset: int = 0
+
+
+@dataclass(frozen=True)
+class PushOpening:
+    """ "You cannot dial me, so I dial you: ask, and I push." """
+
+    run: str
+
+
+@dataclass(frozen=True)
+class PushRequest:
+    """ "Send me the part with this digest", or without one: "the shared state", as in `StateRequest`."""
+
+    part: bytes = b""
+    version: int = 0
+    offset: int = 0
+    root: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,14 @@ def join(
     tensorboard: Annotated[Path | None, TENSORBOARD] = None,
     wandb: Annotated[str, WANDB] = "",
     log_json: Annotated[bool, LOG_JSON] = False,
+    helper: Annotated[
+        bool,
+        typer.Option("--helper", help="Train nothing: reduce for peers that cannot be dialled, and hold the run's state for them."),
+    ] = False,
+    max_upload: Annotated[
+        str, typer.Option(metavar="RATE", help="Most that bulk traffic may send, like 10Mbit or 1MiB/s.", show_default=False)
+    ] = "",
+    max_download: Annotated[str, typer.Option(metavar="RATE", help="Most that bulk traffic may receive.", show_default=False)] = "",
     leashed: Annotated[bool, typer.Option("--leashed", hidden=True)] = False,
 ) -> None:
     """Join a run and train until it ends. Ctrl-C leaves: finished work stays in the run, and `shoal peer join --data .` comes
@@ -128,6 +136,8 @@ def join(
         leash.wear()
     data, identity = (path.expanduser() if path is not None else None for path in (data, identity))
     shifts, memory_bytes = check(data, identity, device, hours, pause_on_battery, listen, advertise, metrics, memory)
+    if helper and not listen:
+        raise SettingsError("--helper with --listen '': a helper is there to be dialled", "let it listen")
     line = invite_line(invite or ())
 
     from shoal.peer.daemon import PeerSettings, run_peer
@@ -144,6 +154,9 @@ def join(
         advertise=advertise,
         name=name or _host_name(),
         micro_batch=micro_batch,
+        helper=helper,
+        max_upload=_rate("--max-upload", max_upload),
+        max_download=_rate("--max-download", max_download),
         nice=nice,
         memory_bytes=memory_bytes,
         shifts=shifts,
@@ -230,6 +243,16 @@ def check(
         return Shifts(Hours.parse(hours) if hours else None, pause_on_battery), memory_bytes
     except ValueError as error:
         raise SettingsError(f"--hours {hours}: {error}", "write when to begin and when to end, like 22-7 or 22:30-6:45") from error
+
+
+def _rate(option: str, text: str) -> float:
+    """Bytes per second; 0 where nothing was said."""
+    from shoal.peer.lanes import rate
+
+    try:
+        return rate(text) if text else 0.0
+    except ValueError as error:
+        raise SettingsError(f"{option}: {error}", "leave it out to use all of the link") from error
 
 
 def invite_line(words: Sequence[str]) -> str | None:

@@ -15,7 +15,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19shoal/protocol/peer.proto\x12\x08shoal.v1\"\x05\n\x03Raw\"*\n\x0bPartRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"J\n\x0cStateRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x12\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04root\x18\x04 \x01(\x0c\"^\n\nStateOffer\x12\x0f\n\x07version\x18\x01 \x01(\x12\x12\x0c\n\x04root\x18\x02 \x01(\x0c\x12\x13\n\x0blayout_hash\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x04\"\"\n\x04Ping\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x04\"#\n\x04Pong\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x04\x32\xc6\x01\n\x04Peer\x12*\n\x06Reduce\x12\r.shoal.v1.Raw\x1a\r.shoal.v1.Raw(\x01\x30\x01\x12\x33\n\tFetchPart\x12\x15.shoal.v1.PartRequest\x1a\r.shoal.v1.Raw0\x01\x12\x35\n\nFetchState\x12\x16.shoal.v1.StateRequest\x1a\r.shoal.v1.Raw0\x01\x12&\n\x04Ping\x12\x0e.shoal.v1.Ping\x1a\x0e.shoal.v1.Pongb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19shoal/protocol/peer.proto\x12\x08shoal.v1\"\x05\n\x03Raw\"*\n\x0bPartRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"J\n\x0cStateRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x12\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04root\x18\x04 \x01(\x0c\"^\n\nStateOffer\x12\x0f\n\x07version\x18\x01 \x01(\x12\x12\x0c\n\x04root\x18\x02 \x01(\x0c\x12\x13\n\x0blayout_hash\x18\x03 \x01(\x0c\x12\x0c\n\x04size\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x04\"\x1a\n\x0bPushOpening\x12\x0b\n\x03run\x18\x01 \x01(\t\"J\n\x0bPushRequest\x12\x0c\n\x04part\x18\x01 \x01(\x0c\x12\x0f\n\x07version\x18\x02 \x01(\x12\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04root\x18\x04 \x01(\x0c\"\"\n\x04Ping\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x04\"#\n\x04Pong\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\r\n\x05nonce\x18\x02 \x01(\x04\x32\xf0\x01\n\x04Peer\x12*\n\x06Reduce\x12\r.shoal.v1.Raw\x1a\r.shoal.v1.Raw(\x01\x30\x01\x12\x33\n\tFetchPart\x12\x15.shoal.v1.PartRequest\x1a\r.shoal.v1.Raw0\x01\x12\x35\n\nFetchState\x12\x16.shoal.v1.StateRequest\x1a\r.shoal.v1.Raw0\x01\x12(\n\x04Push\x12\r.shoal.v1.Raw\x1a\r.shoal.v1.Raw(\x01\x30\x01\x12&\n\x04Ping\x12\x0e.shoal.v1.Ping\x1a\x0e.shoal.v1.Pongb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -30,10 +30,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATEREQUEST']._serialized_end=164
   _globals['_STATEOFFER']._serialized_start=166
   _globals['_STATEOFFER']._serialized_end=260
-  _globals['_PING']._serialized_start=262
-  _globals['_PING']._serialized_end=296
-  _globals['_PONG']._serialized_start=298
-  _globals['_PONG']._serialized_end=333
-  _globals['_PEER']._serialized_start=336
-  _globals['_PEER']._serialized_end=534
+  _globals['_PUSHOPENING']._serialized_start=262
+  _globals['_PUSHOPENING']._serialized_end=288
+  _globals['_PUSHREQUEST']._serialized_start=290
+  _globals['_PUSHREQUEST']._serialized_end=364
+  _globals['_PING']._serialized_start=366
+  _globals['_PING']._serialized_end=400
+  _globals['_PONG']._serialized_start=402
+  _globals['_PONG']._serialized_end=437
+  _globals['_PEER']._serialized_start=440
+  _globals['_PEER']._serialized_end=680
 # @@protoc_insertion_point(module_scope)

@@ -42,6 +42,24 @@ class StateOffer(_message.Message):
     offset: int
     def __init__(self, version: _Optional[int] = ..., root: _Optional[bytes] = ..., layout_hash: _Optional[bytes] = ..., size: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
+class PushOpening(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    def __init__(self, run: _Optional[str] = ...) -> None: ...
+
+class PushRequest(_message.Message):
+    __slots__ = ("part", "version", "offset", "root")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    part: bytes
+    version: int
+    offset: int
+    root: bytes
+    def __init__(self, part: _Optional[bytes] = ..., version: _Optional[int] = ..., offset: _Optional[int] = ..., root: _Optional[bytes] = ...) -> None: ...
+
 class Ping(_message.Message):
     __slots__ = ("run", "nonce")
     RUN_FIELD_NUMBER: _ClassVar[int]

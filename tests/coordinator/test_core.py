@@ -97,6 +97,7 @@ from shoal.protocol.messages import (
     PartClosed,
     PartKey,
     Plan,
+    Push,
     Ready,
     Refused,
     Resync,
@@ -722,7 +723,7 @@ def test_two_members_that_cannot_be_dialled_wait_and_are_told_what_helps() -> No
     bob.dial()
     bob.says(Locate(NO_VERSION))
     assert bob.last(Notice).waiting_for == "a peer that can hand over version 0"
-    assert "cannot be dialled" in bob.last(Notice).fix
+    assert "--helper" in bob.last(Notice).fix
 
 
 def test_late_gathering_goes_on_with_who_is_ready_if_they_are_enough() -> None:
@@ -1584,3 +1585,173 @@ def test_a_plan_gives_the_parts_to_the_links_that_heartbeats_say_are_fast() -> N
         peer.says(Heartbeat("training", up_bytes_s=rate, down_bytes_s=rate))
         peer.is_ready()
     assert {share.reducer.peer for share in stage.plan.shares} == {"bob", "cyd"}
+
+
+def helper(stage: Stage, name: str = "hal", address: str | None = None) -> Peer:
+    """It joins, is given the state by whoever has it, and is there."""
+    peer = stage.peer(name, address)
+    peer.dial(helper=True)
+    peer.is_at(0)
+    return peer
+
+
+def two_behind_nat(stage: Stage) -> list[Peer]:
+    """Ada built version 0, bob holds it, too; neither can be dialled."""
+    peers = [stage.peer(name, address="") for name in ("ada", "bob")]
+    for peer in peers:
+        peer.dial()
+        peer.is_at(0)
+    return peers
+
+
+def test_two_behind_nat_wait_for_a_helper_by_name_and_one_lets_them_go_on() -> None:
+    stage = Stage(spec(min_peers=2))
+    ada, bob = two_behind_nat(stage)
+    stage.wait(60)
+    assert stage.core.round is None
+    assert ada.last(Notice).waiting_for == "a member that others can dial"
+    assert "shoal peer join --helper" in ada.last(Notice).fix
+    hal = helper(stage)
+    stage.wait(JOIN_WAIT_S)
+    assert ada.last(Open).members == 2
+    assert not hal.all(Open)
+    ada.is_ready()
+    bob.is_ready()
+    assert {share.reducer for share in hal.last(Plan).shares} == {Contact("hal", "hal:1")}
+    assert [c.peer for c in hal.last(Plan).contributions] == ["ada", "bob"]
+    assert hal.last(Plan).members == ("ada", "bob", "hal")
+    hal.closes_its_parts()
+    for peer in (ada, bob, hal):
+        peer.has()
+    (committed,) = stage.journaled(RoundCommitted)
+    assert [c.peer for c in committed.contributions] == ["ada", "bob"]
+    hal.breaks()
+    stage.wait(GRACE_S + ABANDON_PAUSE_S[1])
+    assert [record.reason for record in stage.journaled(RoundAbandoned)] == []
+    ada.forget()
+    ada.is_ready()
+    bob.is_ready()
+    assert "no member can be dialled" in stage.journaled(RoundAbandoned)[0].reason
+    assert ada.last(Notice).waiting_for == "a member that others can dial"
+
+
+def test_a_hidden_newcomer_that_only_hidden_members_could_serve_is_why_the_run_waits() -> None:
+    stage = Stage(spec(min_peers=2))
+    ada, bob = stage.peer("ada", address=""), stage.peer("bob", address="")
+    ada.dial()
+    ada.is_at(0)
+    bob.dial()
+    bob.says(Locate(NO_VERSION))
+    stage.wait(60)
+    status = stage.ask(GetStatus())
+    assert isinstance(status, Status)
+    assert "--helper" in status.waiting_for
+
+
+def test_a_helper_counts_as_no_trainer_and_is_asked_for_nothing_that_trainers_do() -> None:
+    stage = Stage(spec(min_peers=2, evaluation={"every": 1}))
+    ada = stage.peer("ada")
+    ada.dial()
+    ada.is_at(0)
+    hal = helper(stage)
+    stage.wait(60)
+    assert stage.core.round is None
+    assert ada.last(Notice).waiting_for == "1 more peer"
+    status = stage.ask(GetStatus())
+    assert isinstance(status, Status)
+    assert status.members == 1
+    bob = stage.peer("bob")
+    bob.dial()
+    bob.is_at(0)
+    stage.wait(JOIN_WAIT_S)
+    for _ in range(3):
+        for peer in (ada, bob):
+            peer.is_ready()
+        for peer in (ada, bob, hal):
+            peer.closes_its_parts()
+        for peer in (ada, bob, hal):
+            peer.has()
+    assert stage.core.ledger.version == 3
+    assert len(ada.all(Evaluate) + bob.all(Evaluate)) == 4
+    assert not hal.all(Evaluate)
+    assert not any(grant.session == hal.session for opened in stage.journaled(RoundOpened) for grant in opened.grants)
+
+
+def test_a_helper_builds_no_version_0_and_gets_it_from_whoever_does() -> None:
+    stage = Stage()
+    hal = stage.peer("hal")
+    hal.dial(helper=True)
+    hal.says(Locate(NO_VERSION))
+    assert not hal.all(BuildOrigin)
+    assert hal.last(Notice).waiting_for == "a peer that builds version 0"
+    ada = stage.peer("ada", address="")
+    ada.dial()
+    ada.says(Locate(NO_VERSION))
+    assert ada.all(BuildOrigin)
+    ada.is_at(0)
+    assert hal.last(Donors) == Donors(0, (Contact("ada", ""),))
+    assert ada.last(Push) == Push(Contact("hal", "hal:1"))
+
+
+def test_parts_and_states_that_only_hidden_members_hold_are_pushed() -> None:
+    stage = Stage(spec(state={"keep_entries": 1}))
+    ada = stage.peer("ada", address="")
+    ada.dial()
+    ada.is_at(0)
+    stage.wait(JOIN_WAIT_S)
+    stage.commit_round([ada])
+    bob, cyd = stage.peer("bob"), stage.peer("cyd", address="")
+    for peer in (bob, cyd):
+        peer.dial()
+        peer.says(Locate(0))
+    assert bob.last(CatchUp).contacts == (Contact("ada", ""),)
+    assert ada.last(Push) == Push(Contact("bob", "bob:1"))
+    assert "ada" not in [contact.peer for contact in cyd.last(CatchUp).contacts], "neither can dial the other"
+    stage.commit_round([ada])
+    bob.says(Locate(0))
+    assert bob.last(Donors).contacts == (Contact("ada", ""),)
+    cyd.says(Locate(0))
+    assert "--helper" in cyd.last(Notice).fix
+    bob.is_at(2)
+    assert cyd.last(Donors).contacts == (Contact("bob", "bob:1"),)
+
+
+def test_donors_that_failed_may_dial_instead() -> None:
+    stage = Stage()
+    stage.members("ada", "bob")
+    cyd = stage.peer("cyd")
+    cyd.dial()
+    cyd.says(Locate(NO_VERSION))
+    assert "" not in [contact.address for contact in cyd.last(Donors).contacts]
+    cyd.says(Locate(NO_VERSION, ("ada", "bob")))
+    assert cyd.last(Donors).contacts[0].address == ""
+
+
+def test_an_older_release_is_not_asked_to_push() -> None:
+    stage = Stage()
+    ada = stage.peer("ada", address="")
+    ada.dial(minor=0)
+    ada.is_at(0)
+    hal = stage.peer("hal")
+    hal.dial(helper=True)
+    hal.says(Locate(NO_VERSION))
+    assert not ada.all(Push)
+
+
+def test_the_last_trainer_writes_the_model_though_a_helper_stays() -> None:
+    stage = Stage()
+    ada, hal = stage.peer("ada"), stage.peer("hal")
+    ada.dial()
+    ada.is_at(0)
+    hal.dial(helper=True)
+    hal.is_at(0)
+    stage.wait(JOIN_WAIT_S)
+    ada.is_ready()
+    for peer in (ada, hal):
+        peer.closes_its_parts()
+    for peer in (ada, hal):
+        peer.has()
+    ada.says(Goodbye())
+    assert not ada.last(Finish).run_is_over
+    hal.says(Goodbye())
+    assert not hal.all(Finish)

@@ -664,7 +664,7 @@ async def test_a_donor_that_sends_nothing_for_ever_is_left() -> None:
             self.cancelled = True
 
     call = Call()
-    messages = bulk._steadily(call, 5.0)
+    messages = bulk._steadily(bulk._messages_of(call), 5.0)
     assert await anext(messages) == b"some"
     with pytest.raises(RemoteProtocolError, match="no progress"):
         await anext(messages)
@@ -689,7 +689,7 @@ class Dripping:
 async def test_a_donor_that_lets_bytes_drip_is_left() -> None:
     call, taken = Dripping(1000, 100, 0.02), 0
     with pytest.raises(TimeoutError, match=r"^\d+ bytes came within 0.3 s, after 100$"):  # noqa: PT012
-        async for message in bulk._steadily(call, 0.3):
+        async for message in bulk._steadily(bulk._messages_of(call), 0.3):
             taken += len(message)
     assert 100 < taken <= 16 * 100
     assert call.cancelled
@@ -697,7 +697,7 @@ async def test_a_donor_that_lets_bytes_drip_is_left() -> None:
 
 async def test_a_slow_donor_is_kept_and_a_busy_reader_is_not_the_donors_fault() -> None:
     taken = 0
-    async for message in bulk._steadily(Dripping(5, bulk._LEAST_BYTES // 2, 0.1), 0.35):
+    async for message in bulk._steadily(bulk._messages_of(Dripping(5, bulk._LEAST_BYTES // 2, 0.1)), 0.35):
         taken += len(message)
         await asyncio.sleep(0.2)
     assert taken == 5 * bulk._LEAST_BYTES // 2

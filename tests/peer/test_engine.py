@@ -64,6 +64,7 @@ from shoal.peer.events import (
     PartReduced,
     Progressed,
     Published,
+    PushTo,
     Relabel,
     ResultArrived,
     ReturnPart,
@@ -119,6 +120,7 @@ from shoal.protocol.messages import (
     PartClosed,
     PartKey,
     Plan,
+    Push,
     Ready,
     Refused,
     Resync,
@@ -1303,3 +1305,31 @@ def test_a_drained_peer_leaves_like_one_whose_volunteer_asked_for_it() -> None:
 def test_who_is_banned_is_told_to_the_bulk_plane() -> None:
     desk = Desk.member()
     assert desk.hears(Barred(("eve", "mallory"))) == [Bar(frozenset({"eve", "mallory"}))]
+
+
+# --- helpers and pushes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_helper_says_so_collects_like_others_and_leaves_without_a_model() -> None:
+    desk = Desk(Kept(1, 0, 0, root(0)))
+    desk.engine = Engine(replace(desk.engine.me, helper=True), Kept(1, 0, 0, root(0)))
+    desk.dials()
+    (hello,) = desk.said(Hello)
+    assert hello.helper
+    desk.is_welcomed(0, resumed=True)
+    desk.feed(TrainerAttached(LAYOUT, b""))
+    assert desk.said(StateReady)
+    assert desk.engine.phase == "helping"
+    desk.hears(plan(0, 0))
+    assert desk.did(BeginReduce)
+    assert not desk.did(SendPart)
+    desk.hears(Finish(0, "it is over"))
+    assert desk.said(Goodbye)
+    assert not desk.did(Export)
+    assert not desk.engine.copy_is_needed
+
+
+def test_a_holder_dials_whom_it_is_told_to_push_to() -> None:
+    desk = Desk.member()
+    desk.hears(Push(Contact("ada", "ada:1")))
+    assert desk.done == [PushTo(Contact("ada", "ada:1"))]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shoal.peer.lanes import PATIENCE, RUN_BYTES, Lane
+from shoal.peer.lanes import PATIENCE, RUN_BYTES, Lane, rate
 
 MIB = 1 << 20
 
@@ -89,3 +89,25 @@ async def test_without_a_cap_nothing_waits_and_a_cap_bounds_the_rate() -> None:
     await free.admit(1 << 40)
     await free.admit(1)
     assert capped.bytes_s == 5 * MIB
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_s"),
+    [
+        ("10Mbit", 1.25e6),
+        ("10Mbit/s", 1.25e6),
+        ("1MiB/s", 1 << 20),
+        ("1.5 MB/s", 1.5e6),
+        ("500kbit", 62_500),
+        ("1Gbit", 125e6),
+        ("100000B", 1e5),
+    ],
+)
+def test_a_rate_says_bits_or_bytes(text: str, bytes_s: float) -> None:
+    assert rate(text) == bytes_s
+
+
+@pytest.mark.parametrize("text", ["", "10", "10M", "fast", "-1Mbit", "1e3Mbit", "10mbit", "499kbit", "0Mbit"])
+def test_what_is_no_rate_or_too_slow_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no rate|too slow"):
+        rate(text)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shoal.optim.layout import ParameterLayout
-from shoal.peer.task import TaskError, build_task
+from shoal.peer.task import TaskError, build_task, layout_of
 from shoal.protocol.spec import RunSpec
 
 FACTORY = """
@@ -86,3 +86,11 @@ def test_a_factory_that_is_not_there_is_named(package: str) -> None:
 def test_a_model_without_trainable_parameters_is_refused(package: str) -> None:
     with pytest.raises(TaskError, match="no trainable parameter"):
         build_task(spec(factory=f"{package}:make_frozen"), allowed=(package,))
+
+
+def test_who_holds_a_model_without_running_it_knows_how_it_lies_in_memory(package: str) -> None:
+    assert layout_of(spec()) == ParameterLayout.of(build_task(spec()).module)
+    made = spec(factory=f"{package}:make")
+    assert layout_of(made, allowed=(package,)) == ParameterLayout.of(build_task(made, allowed=(package,)).module)
+    with pytest.raises(TaskError, match="not allowed"):
+        layout_of(made)

@@ -571,7 +571,7 @@ class Judge:
         too_late = self.ended is not None and machine.vault.version < self.ended.version
         if code != 0 and not too_late and not (excused and "is a member already" in reason):
             self.fail(f"{machine.peer} gives up: {reason}")
-        if code == 0 and self.ended is not None and not machine.exports and not machine.leaving:
+        if code == 0 and self.ended is not None and not (machine.exports or machine.helper or machine.leaving):
             self.fail(f"the run is over, and {machine.peer} leaves without having written the model: {reason}")
         self.exit_codes[reason] = self.exit_codes.get(reason, 0) + 1
 

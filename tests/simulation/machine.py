@@ -50,6 +50,7 @@ from shoal.peer.events import (
     PartReduced,
     Progressed,
     Published,
+    PushTo,
     Relabel,
     ResultArrived,
     ReturnPart,
@@ -94,6 +95,8 @@ SLOWNESS = (1.0, 1.0, 1.0, 1.0, 8.0, 30.0)
 """What a machine may be slower by: there are CPUs beside GPUs."""
 PROGRESS_S = 0.7
 """How often a trainer says how far it is."""
+PUSH_LIMIT_S, PUSH_STAYS_S = 10.0, 15.0
+"""How long a holder that dials this peer may take to come, and how long it stays."""
 
 
 @dataclass(eq=False)
@@ -224,12 +227,14 @@ class Machine:
         keep_entries: int,
         tokens_per_sample: int,
         dialable: bool = True,
+        helper: bool = False,
         make_engine: Callable[[Introduction, Kept], Engine] = Engine,
     ) -> None:
         self.world, self.judge, self.meeting, self.machines = world, judge, meeting, machines
         self.peer, self.model, self.run, self.make_engine = peer, model, run, make_engine
         self.keep_entries, self.tokens_per_sample = keep_entries, tokens_per_sample
         self.address = f"{peer}:1" if dialable else ""
+        self.helper = helper
         self.vault = Vault(model)
         self.life = 0
         self.engine: Engine | None = None
@@ -253,6 +258,8 @@ class Machine:
         self.over = NO_ROUND
         """Rounds up to this one are over for this process."""
         self.may_serve = True
+        self.pushers: dict[PeerId, tuple[int, float]] = {}
+        """Who has dialled this process to push what it asks for: which life of it, and until when."""
         self.frozen_until = 0.0
         self.trainer = "none"
         self._commands: deque[Train | EvaluateState | Export | BuildState | WrapUp | Relabel] = deque()
@@ -292,7 +299,7 @@ class Machine:
         vault = self.vault
         root = values.root(vault.version, vault.state) if vault.version != NO_VERSION else b""
         kept = Kept(vault.session, vault.version, vault.trained, root)
-        return self.make_engine(Introduction(self.run, instance, self.peer, self.address), kept)
+        return self.make_engine(Introduction(self.run, instance, self.peer, self.address, helper=self.helper), kept)
 
     def _recover(self) -> None:
         """Opening the vault finishes what a killed daemon left half done."""
@@ -448,6 +455,8 @@ class Machine:
                 self._clear_pending()
             case FetchState(version, contacts):
                 self._fetch_state(version, iter(contacts), [])
+            case PushTo(to):
+                self._push_to(to)
             case HashState(version):
                 self._hash(version)
             case Apply():
@@ -554,6 +563,8 @@ class Machine:
 
     def _command(self, command: Train | EvaluateState | Export | BuildState | WrapUp | Relabel) -> None:
         """The daemon says something to the trainer, which answers one thing after the other."""
+        if self.helper and not isinstance(command, WrapUp):
+            raise Violation(f"{self.peer} trains nothing, and is told {command}")
         if isinstance(command, Train):
             self.judge.train_ordered(self, command)
         if self.trainer != "attached":
@@ -763,16 +774,50 @@ class Machine:
         if contact is None:
             self.later(self.world.latency(), self.feed, StateFetchFailed("no donor served", tuple(failed)))
             return
-        self.later(2 * self.world.latency(), self._ask_donor, version, contact, contacts, failed)
+        self._when_there(contact, self._ask_donor, version, contact, contacts, failed)
 
     def _ask_donor(self, version: int, contact: Contact, contacts: Iterator[Contact], failed: list[PeerId]) -> None:
-        donor = self.machines.get(contact.peer)
+        donor = self._other_end(contact)
         broken = self.world.chance(self.world.weather.fetch_fails)
-        if donor is None or broken or not donor.serves or donor.vault.version < version or donor.vault.applying is not None:
+        if donor is None or broken or donor.vault.version < version or donor.vault.applying is not None:
             self._fetch_state(version, contacts, [*failed, contact.peer])
             return
         served = (donor.vault.version, tuple(donor.vault.state), donor.vault.rotten)
         self.later(self.world.latency() + self.world.random.uniform(0, 1), self._install, *served, donor.peer)
+
+    def _when_there(self, contact: Contact, then: Callable[..., None], *arguments: Any, waited_s: float = 0.0) -> None:
+        """Ask a contact: at once, or when it has dialled this peer, or has had the time to."""
+        if contact.address or waited_s >= PUSH_LIMIT_S or self._other_end(contact) is not None:
+            self.later(2 * self.world.latency(), then, *arguments)
+            return
+        life = self.life
+
+        def look_again() -> None:
+            if life == self.life and self.engine is not None:
+                self._when_there(contact, then, *arguments, waited_s=waited_s + 0.5)
+
+        self.world.after(0.5, look_again)
+
+    def _other_end(self, contact: Contact) -> Machine | None:
+        """Who answers what this peer asks a contact; None: nobody."""
+        other = self.machines.get(contact.peer)
+        if other is None or other.engine is None or not other.may_serve or self.world.now < other.frozen_until:
+            return None
+        if contact.address:
+            return other if other.serves_at(contact.address) else None
+        life, until = self.pushers.get(contact.peer, (0, 0.0))
+        return other if life == other.life and self.world.now < until else None
+
+    def _push_to(self, to: Contact) -> None:
+        """Dial a machine that needs what this one holds."""
+        target = self.machines.get(to.peer)
+        if target is not None and target.serves_at(to.address) and not self.world.chance(self.world.weather.fetch_fails):
+            self.world.after(self.world.latency(), target.is_dialled, target.life, self.peer, self.life)
+
+    def is_dialled(self, life: int, pusher: PeerId, pusher_life: int) -> None:
+        """A holder came to push; it stays for a while."""
+        if life == self.life:
+            self.pushers[pusher] = (pusher_life, self.world.now + PUSH_STAYS_S)
 
     def _install(self, version: int, state: State, rotten: bool, donor: PeerId) -> None:
         if self.vault.applying is not None:
@@ -783,8 +828,12 @@ class Machine:
 
     @property
     def serves(self) -> bool:
-        """Whether others can dial it now."""
-        return self.engine is not None and bool(self.address) and self.may_serve and self.world.now >= self.frozen_until
+        """Whether others can dial it now, and get something."""
+        return self.serves_at(self.address) and self.may_serve
+
+    def serves_at(self, address: str) -> bool:
+        """Whether it listens there now."""
+        return self.engine is not None and address == self.address != "" and self.world.now >= self.frozen_until
 
     # --- bulk bytes: as a member ------------------------------------------------------------------------------------------------
 
@@ -844,11 +893,11 @@ class Machine:
         if contact is None:
             self.later(self.world.latency(), self.feed, PartFetchFailed(key, "no contact has it"))
             return
-        self.later(2 * self.world.latency(), self._ask_holder, key, digest, contact, contacts)
+        self._when_there(contact, self._ask_holder, key, digest, contact, contacts)
 
     def _ask_holder(self, key: PartKey, digest: bytes, contact: Contact, contacts: Iterator[Contact]) -> None:
-        holder = self.machines.get(contact.peer)
-        payload = holder.vault.payload(digest) if holder is not None and holder.serves else None
+        holder = self._other_end(contact)
+        payload = holder.vault.payload(digest) if holder is not None else None
         if payload is None or self.world.chance(self.world.weather.fetch_fails):
             self._fetch_part(key, digest, contacts)
             return

@@ -45,8 +45,6 @@ class Outcome:
     abandoned: int
     events: int
     virtual_s: float
-    stranded: bool = False
-    """What was committed is only on machines that nobody can dial; the run cannot go on until one of them can be."""
     problem: str = ""
     trace: str = ""
 
@@ -150,15 +148,16 @@ class Story:
         self.machines: dict[PeerId, Machine] = {}
         self.judge.machines = self.machines
         self.machine_class, self.make_engine = machine_class, make_engine
-        nat = chance.choice((0.0, 0.0, 0.0, 0.2))
-        self.dialable = [index < 2 or chance.random() >= nat for index in range(count + 8)]
+        nat, helpers = chance.choice(((0.0, 0), (0.0, 0), (0.3, 0), (0.3, 1), (1.0, 1), (1.0, 2)))
+        self.dialable = [chance.random() >= nat or (index == 0 and not helpers) for index in range(count + 8)]
         for index in range(count):
             self._add_machine(index)
+        for index in range(helpers):
+            self._add_machine(index, helper=True)
         self.rough = True
-        self.stranded = False
 
-    def _add_machine(self, index: int) -> Machine:
-        peer = f"peer{index:02d}"
+    def _add_machine(self, index: int, helper: bool = False) -> Machine:
+        peer = f"{'help' if helper else 'peer'}{index:02d}"
         machine = self.machine_class(
             self.world,
             self.judge,
@@ -169,7 +168,8 @@ class Story:
             self.spec.run.name,
             self.spec.state.keep_entries,
             TOKENS_PER_SAMPLE,
-            dialable=self.dialable[index % len(self.dialable)],
+            dialable=helper or self.dialable[index % len(self.dialable)],
+            helper=helper,
             make_engine=self.make_engine,
         )
         self.machines[peer] = machine
@@ -227,7 +227,8 @@ class Story:
         if not self.over:
             self.meeting.ask(Resume())
         staying = [machine for machine in self.machines.values() if not machine.left]
-        if len(staying) < max(2, self.spec.run.min_peers) or not self._survives(staying):
+        training = [machine for machine in staying if not machine.helper]
+        if len(training) < max(2, self.spec.run.min_peers) or not self._survives(staying):
             staying = list(self.machines.values())
         for machine in staying:
             if not (machine.left and self.over):
@@ -250,16 +251,15 @@ class Story:
                     raise Violation(f"{waiting} is in no entry after {CARRIED_ROUNDS} rounds of calm, from version {start}")
                 return False
             return self.judge.version >= goal and all(
-                machine.vault.version >= goal - 1 and not machine.vault.rotten and machine.peer in self.judge.members
+                machine.vault.version >= goal - 1
+                and not machine.vault.rotten
+                and (machine.helper or machine.peer in self.judge.members)
                 for machine in self.machines.values()
                 if machine.alive
             )
 
         if not self._until(good, CALM_LIMIT_S):
             if self.judge.rot_won:
-                return
-            if not self._survives(list(self.machines.values())):
-                self.stranded = True  # the newest version is only on machines that nobody can dial
                 return
             rotten = [machine.peer for machine in self.machines.values() if machine.alive and machine.vault.rotten]
             alive = {machine.peer: machine.vault.version for machine in self.machines.values() if machine.alive}
@@ -284,7 +284,8 @@ class Story:
         """It came back after everybody who held the last version had left."""
         assert self.judge.ended is not None
         return machine.vault.version < self.judge.ended.version and not any(
-            other.serves and other.vault.version == self.judge.ended.version for other in self.machines.values()
+            (other.serves or machine.serves) and other.alive and other.vault.version == self.judge.ended.version
+            for other in self.machines.values()
         )
 
     def _add_up(self) -> None:
@@ -335,16 +336,16 @@ class Story:
             machine.start()
 
     def _survives(self, machines: list[Machine]) -> bool:
-        """Whether these machines still have all that was committed."""
-        reachable = [machine for machine in machines if machine.address and self.judge.is_sound(machine.vault)]
-        best = max((machine.vault.version for machine in reachable), default=NO_VERSION)
+        """Whether these machines still have all that was committed, and one can be dialled, to bring it to and fetch it from."""
+        sound = [machine for machine in machines if self.judge.is_sound(machine.vault)]
+        best = max((machine.vault.version for machine in sound), default=NO_VERSION)
         if best == NO_VERSION:
             return self.judge.version == NO_VERSION
-        return all(
-            any(machine.vault.payload(decision.digest) is not None for machine in reachable)
-            for version in range(best + 1, self.judge.version + 1)
-            for decision in self.judge.commits[version].parts
-        )
+        digests = [
+            decision.digest for version in range(best + 1, self.judge.version + 1) for decision in self.judge.commits[version].parts
+        ]
+        spread = all(any(machine.vault.payload(digest) is not None for machine in machines) for digest in digests)
+        return spread and any(machine.address for machine in machines)
 
     def _crash_coordinator(self) -> None:
         if not self.meeting.alive:
@@ -413,7 +414,7 @@ def play(seed: int, tail: int = 150, about: Collection[str] = (), always: bool =
     trace = ""
     if problem or always:
         trace = world.tail(tail, lambda who, what: not about or who in shown or (who, what) in DECISIONS)
-    return Outcome(seed, max(0, judge.version), judge.abandoned, world.events, world.now, story.stranded, problem, trace)
+    return Outcome(seed, max(0, judge.version), judge.abandoned, world.events, world.now, problem, trace)
 
 
 def report(outcome: Outcome) -> str:
