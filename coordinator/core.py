@@ -983,14 +983,14 @@ class Core:
 
     def _showings(self, round_: Round) -> tuple[Showing, ...]:
         """What each member did in a round that is over."""
-        shown = []
+        shown, parts = [], round_.inclusions()
         for session, peer in round_.peers.items():
             ready = round_.ready.get(session)
             took = round_.ready_at[session] - round_.opened_at if ready is not None else 0.0
             weight, norm = (ready.weight, ready.norm) if ready is not None else (0, 0.0)
             member = self.ledger.members.get(session) or self.ledger.limbo.get(session)
             name = member.name if member is not None else ""
-            outcome = round_.outcome(session, session in self._roster)
+            outcome = round_.outcome(session, parts[peer], session in self._roster)
             shown.append(Showing(peer, name, outcome, weight, took, round_.limits[session], norm))
         return tuple(shown)
 
@@ -1003,7 +1003,8 @@ class Core:
         spent = tuple(Spent(round_.sessions[c.peer], c.weight // length, c.weight) for c in contributions)
         included = {item.session for item in spent}
         round_.move(RoundState.COMMITTED)
-        gathering.note_commit(round_, now, self._pace)
+        holders = round_.complete()
+        gathering.note_commit(round_, holders, now, self._pace)
         record = RoundCommitted(
             ledger.version + 1,
             round_.id,
@@ -1023,7 +1024,6 @@ class Core:
             self._showings(round_),
             round_.deadlines,
         )
-        holders = round_.complete()
         for share in round_.reducer_of.values():
             member = ledger.member_of(share.reducer.peer)
             if member is not None:

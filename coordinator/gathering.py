@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from shoal.coordinator.pace import Pace, PeerPace, Recent
@@ -63,13 +62,13 @@ def share_out(spec: RunSpec, members: Sequence[PeerId], pace: Pace) -> dict[Peer
 def quorum_size(turns: Sequence[float | None], overhead_s: float, least: int) -> int:
     """How many of these members (seconds that each needs, None: not known) a round waits for: at least `least`, and more as long as
     that raises the work committed per second, where those that are not waited for contribute what they have by then."""
-    known = sorted(turn for turn in turns if turn is not None)
+    known = sorted(max(turn, 1e-9) for turn in turns if turn is not None)
     best, chosen = 0.0, min(least, len(turns))
-    for count in range(max(1, least), len(known) + 1):
-        until = known[count - 1]
-        done = sum(min(1.0, until / turn) if turn > 0 else 1.0 for turn in known)
-        rate = done / max(until + overhead_s, 1e-9)
-        if rate >= best:
+    slower = sum(1 / turn for turn in known)
+    for count, until in enumerate(known, start=1):
+        slower -= 1 / until
+        rate = (count + until * slower) / (until + overhead_s)
+        if count >= least and rate >= best * (1 - 1e-9):
             best, chosen = rate, count
     return chosen
 
@@ -150,12 +149,13 @@ def note_late(round_: Round, presences: Mapping[int, Presence], now: float, pace
     return late
 
 
-def note_commit(round_: Round, now: float, pace: Pace) -> None:
-    """Learn from a round that commits how long reducing and delivering took, and for whom patience was too short."""
+def note_commit(round_: Round, complete: Set[int], now: float, pace: Pace) -> None:
+    """Learn from a round that commits, with everything at the sessions in `complete`, how long reducing and delivering took and for
+    whom patience was too short."""
     assert round_.decided_at is not None
     assert round_.plan is not None
     pace.overhead.add(now - round_.planned_at)
-    parts = Counter(peer for decision in round_.decisions.values() for peer in decision.contributors)
+    parts = round_.inclusions()
     for contribution in round_.plan.contributions:
         peer = pace[contribution.peer]
         if parts[contribution.peer] == len(round_.reducer_of):
@@ -163,7 +163,6 @@ def note_commit(round_: Round, now: float, pace: Pace) -> None:
             peer.missed = 0
         elif contribution.peer in round_.collectors:
             peer.missed += 1
-    complete = round_.complete()
     for name, session in round_.collectors.items():
         until = round_.heard_at.get(session, now) if session in complete else now
         pace[name].delivery.add(until - round_.decided_at)

@@ -11,6 +11,7 @@ Neighbours: `core` feeds it and journals its outcome; `ledger` holds what surviv
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -237,10 +238,13 @@ class Round:
                 return decision, witnesses
         return None
 
-    def outcome(self, session: int, alive: bool) -> str:
-        """What became of a member's work in this round, in the words of `RoundPeerView`."""
+    def inclusions(self) -> Counter[PeerId]:
+        """How many decided parts contain each peer's work."""
+        return Counter(peer for decision in self.decisions.values() for peer in decision.contributors)
+
+    def outcome(self, session: int, parts: int, alive: bool) -> str:
+        """What became of a member's work, which is in so many parts, in the words of `RoundPeerView`."""
         peer, ready = self.peers[session], self.ready.get(session)
-        parts = sum(peer in decision.contributors for decision in self.decisions.values())
         if self.state is not RoundState.ABANDONED and parts and self.sessions.get(peer) == session:
             return "in" if parts == len(self.reducer_of) else "in part"
         if not alive:

@@ -117,6 +117,43 @@ def _rounds(listed: Sequence[admin.RoundView]) -> list[str]:
     return columns(heads, rows) if rows else ["no rounds yet"]
 
 
+def peers_of_rounds(reply: admin.Rounds) -> list[str]:
+    """Each round's deadlines, and a line for each peer that was asked to take part."""
+    lines = []
+    for entry in reply.rounds:
+        limits = (
+            ("gather", entry.gather_s, entry.usual_gather_s, entry.gather_limit_s),
+            ("reduce", entry.reduce_s, entry.usual_reduce_s, entry.reduce_limit_s),
+            ("commit", entry.commit_s, entry.usual_commit_s, entry.delivery_limit_s),
+        )
+        took = [f"{what} {actual:.2f} s{_patience(usual, limit)}" for what, actual, usual, limit in limits]
+        made = f"version {entry.version}" if entry.version >= 0 else entry.state
+        rows = [
+            (
+                peer.peer[:ID],
+                peer.name,
+                peer.outcome,
+                amount(peer.weight),
+                f"{peer.ready_s:.2f}" if peer.ready_s else "",
+                f"{peer.limit_s:.2f}",
+                f"{peer.norm:.4g}" if peer.norm else "",
+                f"{peer.cosine:+.3f}" if peer.norm and peer.cosine else "",
+            )
+            for peer in entry.peers
+        ]
+        lines.append(f"round {entry.round}, {made}: {'; '.join(took)}")
+        heads = ("peer", "name", "work", "tokens", "ready s", "asked at", "norm", "cosine")
+        lines += [f"  {line}" for line in columns(heads, rows)] if rows else []
+    claims = "norm of a peer's update, and its cosine to the mean of the round: what that peer says of itself"
+    return [*lines, claims] if lines else ["no rounds yet"]
+
+
+def _patience(usual: float, limit: float) -> str:
+    """What a step of a round usually takes, and takes at most."""
+    known = [f"usually {usual:.2f}"] * bool(usual) + [f"at most {limit:.3g}"] * bool(limit)
+    return f" ({', '.join(known)})" if known else ""
+
+
 def _against(actual: str, expected: str) -> str:
     """What was, and what was to be."""
     return f"{actual} of {expected}" if expected else actual

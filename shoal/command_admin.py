@@ -60,11 +60,18 @@ def peers(directory: Directory = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def rounds(directory: Directory = None, limit: Limit = 20, as_json: Json = False) -> None:
+def rounds(
+    directory: Directory = None,
+    limit: Limit = 20,
+    of_peers: Annotated[
+        bool, typer.Option("--peers", help="Show each round's deadlines, and what each peer did: late or in, norm and cosine.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """List the last rounds: who contributed, weight, bytes, times, each beside what was expected."""
     from shoal.protocol.admin import GetRounds
 
-    _do(directory, GetRounds(limit), as_json)
+    _do(directory, GetRounds(limit), as_json, of_peers)
 
 
 @app.command()
@@ -197,7 +204,7 @@ def grant(
         typer.echo(f"with it: shoal admin status --dir {to}; to take it back: shoal admin ban {granted.peer}")
 
 
-def _do(directory: Path | None, command: AdminCommand, as_json: bool) -> None:
+def _do(directory: Path | None, command: AdminCommand, as_json: bool, of_peers: bool = False) -> None:
     from shoal import rundirs
 
     found = rundirs.find_operators(directory)
@@ -208,13 +215,13 @@ def _do(directory: Path | None, command: AdminCommand, as_json: bool) -> None:
     if as_json:
         _print_json(reply)
     else:
-        from shoal.admintables import describe
+        from shoal.admintables import describe, peers_of_rounds
         from shoal.narration import printable
         from shoal.protocol import admin
 
         if not isinstance(reply, admin.Status):  # which says it itself
             typer.echo(f"run {run}:", err=True)
-        for line in describe(reply):
+        for line in peers_of_rounds(reply) if of_peers and isinstance(reply, admin.Rounds) else describe(reply):
             typer.echo(printable(line))
 
 

@@ -252,6 +252,9 @@ def test_a_quorum_goes_on_without_the_slow_one_and_takes_what_it_has() -> None:
     assert not ada.all(Plan)
     turn(stage, cpu, 15.8, samples=2)
     assert [(c.peer, c.weight) for c in ada.last(Plan).contributions] == [("ada", 40), ("bob", 40), ("cpu", 20)]
+    commit(stage, [ada, bob, cpu])
+    assert stage.core.round is not None
+    assert stage.core.round.limits[cpu.session] == pytest.approx(1.5 * 2 * 15.8), "half a quota took 15.8 s"
 
 
 def test_a_quorum_below_min_peers_is_none() -> None:

@@ -97,6 +97,14 @@ def session_alone_fits(core: Core, envelope: Any, session: int) -> bool:
     return bool(envelope.session == session)
 
 
+def hears_no_latecomer(ready: Callable[..., None]) -> Callable[..., None]:
+    def heard(core: Core, presence: Any, said: Any, now: float) -> None:
+        if core.round is None or presence.session not in core.round.absent:
+            ready(core, presence, said, now)
+
+    return heard
+
+
 # --- the peer -------------------------------------------------------------------------------------------------------------------
 
 
@@ -213,6 +221,7 @@ BUGS = (
     ),
     Bug("nobody is told that its copy differs", always(Core, "_resync", None), peers=6, weather=Weather(rot=0.03)),
     Bug("anybody may resume any session", always(Core, "_may_resume", True), within=30, peers=3, weather=RESTLESS),
+    Bug("who was late once is never heard again", instead(Core, "_ready", hears_no_latecomer), peers=4),
     Bug("a peer forgets work that was left out", lambda: patch.object(Engine, "_included", forgets_what_was_left_out)),
     Bug("a peer keeps work that was included", lambda: patch.object(Engine, "_included", keeps_what_was_included)),
     Bug("a part is divided by the plan's weight, not by what is in it", instead(Engine, "on", divides_by_the_plan)),
