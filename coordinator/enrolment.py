@@ -10,6 +10,7 @@ ports, `peer.enrol` is the other end.
 from __future__ import annotations
 
 import datetime
+import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ ROLES = ("admin", "observer")
 LONGEST_GRANT_DAYS = 365.0
 NAME_LIMIT = 64
 
+LOOK_FRESH_S, LOOKS_REMEMBERED = 1.0, 256
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{32}")
+"""What `secrets.token_urlsafe(24)` makes."""
+
 
 @dataclass(frozen=True)
 class Addresses:
@@ -54,6 +59,8 @@ class Registry:
         self._addresses = addresses
         self._lifetime = lifetime
         self._valid_until: dict[PeerId, float] = {}
+        self._looked_at: dict[str, tuple[float, str]] = {}
+        """What was said of tokens lately, and when."""
         self._barred: frozenset[PeerId] = frozenset()
 
     def bar(self, peers: frozenset[PeerId]) -> None:
@@ -98,11 +105,28 @@ class Registry:
         than they may send."""
         if request.run != self._authority.run:
             return Looked(time.time(), seen_from, self._wrong_run(request.run).reason)
-        try:
-            self._journal.check_invite(request.token)
-        except InviteError as error:
-            return Looked(time.time(), seen_from, str(error))
+        if trouble := self._trouble_with(request.token):
+            return Looked(time.time(), seen_from, trouble)
         return Looked(time.time(), seen_from, "", bytes(min(request.want_bytes, LOOK_LIMIT_BYTES)))
+
+    def _trouble_with(self, token: str) -> str:
+        """Why an invite would let nobody in, or "". Anybody may ask, so the journal is troubled once a second by one that it could
+        know, and by nothing else."""
+        now = time.monotonic()
+        at, trouble = self._looked_at.get(token, (-LOOK_FRESH_S, ""))
+        if now - at < LOOK_FRESH_S:
+            return trouble
+        if len(self._looked_at) >= LOOKS_REMEMBERED:
+            self._looked_at.clear()
+        try:
+            if not _TOKEN.fullmatch(token):
+                raise InviteError("this run does not know this invite", "ask the run's operator for a new one (shoal admin invite)")
+            self._journal.check_invite(token)
+            trouble = ""
+        except InviteError as error:
+            trouble = str(error)
+        self._looked_at[token] = (now, trouble)
+        return trouble
 
     def renew(self, request: Renew, caller: PeerId) -> Enrolled:
         """A newer certificate for the identity that asks with the one that it has. Raises like `enrol`."""

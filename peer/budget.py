@@ -1,8 +1,8 @@
 """The memory that a volunteer gives to a run (`--memory`), and what the run needs of it.
 
 Rule: a budget is kept by construction. What a run takes whatever happens (local copy, log, sums, a copy for a joiner) is computed
-before any of it is taken, and a run that does not fit is refused with have and need; the rest is what other peers' contributions
-may wait in, and `exchange` stops reading from those that have filled their share of it. The trainer's own memory (the model, its
+before any of it is taken, and a run that does not fit is refused with have and need; the rest is what contributions may wait in,
+and those that find no room in it wait on disk (`spill`). The trainer's own memory (the model, its
 gradients and moments) is not part of it: on a GPU it is not even this machine's. Neighbours: `daemon` asks, `vault` and `reduction`
 take.
 """
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from shoal.compression.codec import Codec
 from shoal.optim.layout import Part
-from shoal.peer.exchange import LEAST_PARTS_HELD
+from shoal.peer.exchange import FRAMES_REMEMBERED
 from shoal.peer.reduction import CLOSING_SUMS, OPEN_SUMS
 from shoal.peer.vault import log_bytes, vault_bytes
 from shoal.protocol.errors import ShoalError
 
-CONTRIBUTORS = 8
-"""Contributors whose least share of waiting room a budget has to hold; more of them only wait more often for each other."""
+LEAST_WAITING = 16
+"""Contributions that there is room for in memory at least, so that the disk is for what has to wait long."""
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -50,11 +50,11 @@ class Needs:
     """Shared state, pseudo-gradients, scratch: in shared memory, like the log."""
     log: int
     sums: int
-    """Parts that are being added up, and this peer's own contributions to the parts that it reduces."""
+    """Parts that are being added up, and results in memory while they are sent back."""
     joiner: int
     """One frozen copy of the state, for who fetches it."""
     waiting: int
-    """Least room for other peers' contributions."""
+    """Least room for contributions."""
 
     @property
     def fixed(self) -> int:
@@ -81,8 +81,8 @@ def needs(parts: Sequence[Part], send: Codec, back: Codec, entries: int, feedbac
     values = parts[-1].stop
     largest = max(part.stop - part.start for part in parts)
     message = max(max(codec.encoded_size(part.spans) for codec in (send, back)) for part in parts)
-    sums = 4 * largest * min(OPEN_SUMS + CLOSING_SUMS, len(parts)) + sum(send.encoded_size(part.spans) for part in parts)
-    waiting = CONTRIBUTORS * min(LEAST_PARTS_HELD, len(parts)) * message
+    sums = 4 * largest * min(OPEN_SUMS + CLOSING_SUMS, len(parts)) + message * min(FRAMES_REMEMBERED, len(parts))
+    waiting = min(LEAST_WAITING, len(parts)) * message
     return Needs(vault_bytes(parts, feedback), log_bytes(parts, back, entries), sums, 8 * values, waiting)
 
 

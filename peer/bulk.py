@@ -14,7 +14,6 @@ decides.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import logging
 from collections import Counter, OrderedDict
@@ -55,7 +54,7 @@ from shoal.peer.events import (
     StateFetched,
     StateFetchFailed,
 )
-from shoal.peer.exchange import Exchange, Inbound, Limits, Tools
+from shoal.peer.exchange import Exchange, Inbound, Limits, Room, Tools
 from shoal.peer.frozen import FROZEN_LIMIT, FrozenStates
 from shoal.peer.lanes import Lane
 from shoal.peer.packer import Packer
@@ -173,13 +172,12 @@ class BulkPlane:
         return_codec: Codec,
         keep_entries: int = 8,
         packer: Packer | None = None,
-        room_bytes: int = 0,
+        room: Room | None = None,
     ) -> None:
         """The model is known: work with this vault and these codecs from now on, and pack frames if there is a `packer`. With
-        `room_bytes` no more contributions wait here at once, and no more than one joiner is served at a time."""
+        a `room` no more contributions wait in memory, and no more than one joiner is served at a time."""
         if self._rounds:
             raise LocalProtocolError("a vault cannot be attached in the middle of a round")
-        self._limits = dataclasses.replace(self._limits, room_bytes=room_bytes)
         self._tools = Tools(
             self._run,
             self.me,
@@ -194,9 +192,10 @@ class BulkPlane:
             self._up,
             self._down,
             packer,
+            room,
         )
         self._reducer = Reducer(self._workers, (send_codec, return_codec), self._reduced, self._fail, added=self._added)
-        self._frozen = FrozenStates(vault, self._workers, 1 if room_bytes else FROZEN_LIMIT)
+        self._frozen = FrozenStates(vault, self._workers, FROZEN_LIMIT if room is None else 1)
         self._keep_entries = keep_entries
 
     async def settled(self) -> None:
@@ -299,7 +298,7 @@ class BulkPlane:
 
     def _added(self, key: PartKey, addition: Addition) -> None:
         if exchange := self._rounds.get(key.round):
-            exchange.make_room(addition.peer, len(addition.payload))
+            exchange.done_with(addition.peer, addition.payload)
 
     def _reduced(self, key: PartKey, reduced: Reduced) -> None:
         if exchange := self._rounds.get(key.round):

@@ -33,7 +33,7 @@ from shoal.optim.diloco import DiLoCo
 from shoal.optim.layout import ParameterLayout, Part
 from shoal.optim.strategy import Strategy
 from shoal.peer.attach import STOP_WITHIN_S, HostCallbacks, TrainerHost, TrainerSettings, VaultPlace
-from shoal.peer.budget import Needs, needs
+from shoal.peer.budget import needs
 from shoal.peer.bulk import BulkPlane
 from shoal.peer.device import device_named
 from shoal.peer.engine import Engine, Introduction, Kept
@@ -63,6 +63,7 @@ from shoal.peer.events import (
     TrainerLost,
     WrapUp,
 )
+from shoal.peer.exchange import Room
 from shoal.peer.lanes import Lane
 from shoal.peer.packer import Packer
 from shoal.peer.session import GrpcDial, SessionLink
@@ -212,11 +213,11 @@ async def _work(settings: PeerSettings, slot: Slot, credentials: Credentials, wa
     timekeeper = asyncio.create_task(end_of_shift(settings.shifts, daemon.may_rest, daemon.rest))
     try:
         code = await daemon.run()
-        return None if daemon.rests else code
     finally:
         timekeeper.cancel()
         await asyncio.gather(timekeeper, return_exceptions=True)
         await daemon.close()
+    return None if daemon.rests else code  # the volunteer may have said leave while it was being closed
 
 
 class _Resting:
@@ -276,7 +277,6 @@ class Daemon:
         self._session = NO_SESSION
         self._dropping = False
         self._leave_by: float | None = None
-        self._resting = False
         self._linking: asyncio.Task[None] | None = None
         self._bits_per_byte = 0.0
         self._waiting = ("", 0.0)
@@ -343,8 +343,8 @@ class Daemon:
 
     @property
     def rests(self) -> bool:
-        """Whether this daemon ends because it is time to rest, and the volunteer did not say leave meanwhile."""
-        return self._resting and self._leave_by is None
+        """Whether this daemon ended because it is time to rest, and for no other reason."""
+        return self._engine is not None and self._engine.left_for_now and self._leave_by is None
 
     def may_rest(self) -> bool:
         """Whether nothing speaks against a rest: what ends by itself is left to it."""
@@ -353,8 +353,7 @@ class Daemon:
     def rest(self, why: str) -> None:
         """Finish the round in hand and leave, for now."""
         LOG.info(why)
-        self._resting = True
-        self._emit(LeaveAsked("its machine rests", REST_PATIENCE_S))
+        self._emit(LeaveAsked("its machine rests", REST_PATIENCE_S, for_now=True))
 
     def _interrupted(self) -> None:
         """Ctrl-C: the first one leaves in good order, the second at once."""
@@ -498,8 +497,7 @@ class Daemon:
         assert self._spec is not None
         spec = self._spec
         parts = partition(layout, *_codecs(spec))
-        if self._settings.memory_bytes:
-            self._needs(parts).check(self._settings.memory_bytes)
+        self._room(parts)
         if self._vault is not None and (self._vault.layout_hash != layout.hash or self._vault.parts != parts):
             raise VaultError(
                 f"the local copy in {self._vault_directory} was made for another model",
@@ -525,14 +523,18 @@ class Daemon:
         """The plane works with this vault from now on, whatever becomes of trainers."""
         assert self._spec is not None
         spec = self._spec
-        have = self._settings.memory_bytes
-        room = max(1, have - self._needs(vault.parts).fixed) if have else 0
         packer = self._packer if spec.codec.zstd == "auto" else None
-        self._plane.attach(vault, *_codecs(spec), spec.state.keep_entries, packer, room)
+        self._plane.attach(vault, *_codecs(spec), spec.state.keep_entries, packer, self._room(vault.parts))
 
-    def _needs(self, parts: Sequence[Part]) -> Needs:
+    def _room(self, parts: Sequence[Part]) -> Room | None:
+        """Where contributions may wait, if the volunteer set a limit. Raises BudgetError when the run does not fit."""
         assert self._spec is not None
-        return needs(parts, *_codecs(self._spec), self._spec.state.keep_entries + 1, self._spec.codec.error_feedback)
+        spec, have = self._spec, self._settings.memory_bytes
+        if not have:
+            return None
+        need = needs(parts, *_codecs(spec), spec.state.keep_entries + 1, spec.codec.error_feedback)
+        need.check(have)
+        return Room(have - need.fixed, self._slot.directory)
 
     def _keep_last_copy(self) -> bool:
         """Whether the local copy is on disk now; it stays in shared memory otherwise."""

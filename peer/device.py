@@ -13,6 +13,8 @@ import torch
 
 from shoal.peer.attach import TrainerError
 
+_OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "DefaultCPUAllocator: can't allocate")
+
 
 def device_named(name: str) -> torch.device:
     """The device behind "auto", "cpu", "cuda", "cuda:1" or "mps". Uses none of its memory. Raises TrainerError when it is not
@@ -44,13 +46,12 @@ def choose_device(name: str) -> tuple[torch.device, str]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that the device's memory did not do. CUDA has a class for it, MPS and the CPU have words."""
+    """Whether an exception means that the device's memory did not do. PyTorch has a class for it, its allocator's own; another
+    program on the same card, cuBLAS, cuDNN, MPS and the CPU have words. Whoever is taken for it wrongly loses a round."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error)
-    return isinstance(error, RuntimeError) and (
-        "MPS backend out of memory" in text or "DefaultCPUAllocator: can't allocate" in text
-    )
+    return isinstance(error, RuntimeError) and any(words in text for words in _OUT_OF_MEMORY)
 
 
 def free_memory(device: torch.device) -> None:

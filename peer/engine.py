@@ -236,6 +236,8 @@ class Engine:
         self._exporting = False
         self._said_goodbye = False
         self._leaving = LeaveAsked()
+        self._sent_off = False
+        """Somebody else wants this peer to leave."""
         self._goodbye_at: float | None = None
         self._leave_at: float | None = None
         self._stalled_at: float | None = None
@@ -425,6 +427,7 @@ class Engine:
             case Dismissed():
                 self._dismissed(body)
             case Leave(reason):
+                self._sent_off = True
                 if self._leave_at is None:
                     self._emit(Tell(f"asked to leave: {reason}"))
                     self._leave(LeaveAsked(reason), now)
@@ -488,6 +491,7 @@ class Engine:
         self.welcomed = self.announced = False
         self.copy_is_needed = self.copy_is_needed and not said.copy_is_safe
         if self._leave_at is not None or self._said_goodbye:
+            self._sent_off = self._sent_off or (self._goodbye_at is not None and not said.may_return)
             if self._finish is None or self._said_goodbye:
                 self._exit(EXIT_DONE, "left the run")
             return
@@ -1016,6 +1020,11 @@ class Engine:
         self._wrap_up()
         if first or self._goodbye_at is not None:
             self._goodbye_at = now + (asked.patience_s or FINISH_ROUND_S)
+
+    @property
+    def left_for_now(self) -> bool:
+        """Whether this peer left because it wants to rest, and for no other reason: the run goes on, and nobody sent it off."""
+        return self._exited and self._leaving.for_now and self._finish is None and not self._sent_off
 
     def _has_work_to_finish(self) -> bool:
         """Whether whoever leaves waits for the round in hand."""

@@ -50,6 +50,8 @@ class LeaveAsked:
 
     reason: str = "the volunteer left"
     patience_s: float = 0.0
+    for_now: bool = False
+    """This peer means to come back by itself."""
 
 
 # --- the trainer ----------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -35,6 +36,7 @@ from shoal.compression.packing import PackingError, unpack
 from shoal.peer.events import ContributionArrived, ContributionRefused, Event, ResultArrived, StreamFailed
 from shoal.peer.lanes import Lane
 from shoal.peer.packer import Packer
+from shoal.peer.spill import Spilled, SpillFile
 from shoal.peer.vault import Vault
 from shoal.peer.workers import Workers
 from shoal.protocol import frames
@@ -43,14 +45,11 @@ from shoal.protocol.frames import FrameHeader
 from shoal.protocol.messages import PartKey, PeerId, Plan, Section
 
 LOG = logging.getLogger("shoal.peer")
-LEAST_PARTS_HELD = 4
-"""Parts of each contributor that there is room for whatever the budget: contributors send in the same order but for the turn of a
-reducer's shares, so with so much room for each nobody waits for what cannot come."""
 _ROUND_IDS = ("run", "term", "group", "fragment", "round")
 _EOF: Any = vars(grpc.aio)["EOF"]
 _CONTRIBUTION, _RESULT = "contribution", "result"
 """Kinds of payload; packing does not do the same to both."""
-_FRAMES_REMEMBERED = 16
+FRAMES_REMEMBERED = 16
 """Framed results in memory per round: members read at about the same pace; a late one gets its own copy from the store."""
 
 
@@ -74,8 +73,6 @@ class Limits:
     """Pause before the first of these; it doubles. A reducer waits as long as all of them for a contributor to come back."""
     unplanned_bytes: int = 16 << 20
     """Contributions of a re-planned attempt that one contributor may have waiting here, beyond its share of the plan."""
-    room_bytes: int = 0
-    """What all contributions that wait here, or to be added, may take together (`budget`); 0: what the plan allows."""
     results_in_hand: int = 4
     """Results per stream that are being hashed and stored while the next is read."""
 
@@ -83,6 +80,14 @@ class Limits:
     def absence_s(self) -> float:
         """How long a contributor with a broken stream may take to come back."""
         return self.reopen_s * float(1 << self.reopen) + 1.0
+
+
+@dataclass(frozen=True)
+class Room:
+    """What contributions may take of this machine's memory (`budget`); the others wait in a file in `directory`."""
+
+    limit_bytes: int
+    directory: Path
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,8 @@ class Tools:
     down: Lane
     packer: Packer | None = None
     """Decides what is packed on its way; None in a run without packing."""
+    room: Room | None = None
+    """None: contributions wait in memory, as many as the plan allows."""
 
 
 class Exchange:
@@ -125,11 +132,12 @@ class Exchange:
         self._owners: dict[PartKey, PeerId] = {}
         self._own_parts: set[PartKey] = set()
         self._allowance = 0
-        self._most_held = 0
-        """Bytes of one contributor that may wait before it is read no further: the next message still comes in."""
         self._arrived: dict[PeerId, set[PartKey]] = {}
         self._arrived_planned: Counter[PeerId] = Counter()
-        self._held: dict[tuple[PartKey, PeerId], memoryview] = {}
+        self._held: dict[tuple[PartKey, PeerId], memoryview | Spilled] = {}
+        self.in_memory = 0
+        """Bytes of contributions that wait here, or to be added, in memory."""
+        self._spill: SpillFile | None = None
         self._held_bytes: Counter[PeerId] = Counter()
         self._returned: dict[PeerId, list[PartKey]] = {}
         self._frames: OrderedDict[tuple[PartKey, bool], bytes] = OrderedDict()
@@ -168,10 +176,6 @@ class Exchange:
                 self._owners[PartKey(plan.round, share.section, part, share.attempt)] = share.reducer.peer
         self._own_parts = {key for key, owner in self._owners.items() if owner == self.tools.me}
         self._allowance = sum(self.tools.send_codec.encoded_size(spans) for key in self._own_parts if (spans := self.spans(key)))
-        planned, room = self._allowance + self.tools.limits.unplanned_bytes, self.tools.limits.room_bytes
-        message = max((self.tools.send_codec.encoded_size(part.spans) for part in self.tools.vault.parts), default=0)
-        for_each = max(room // max(1, len(self.weights)), LEAST_PARTS_HELD * message)
-        self._most_held = min(planned, for_each - message) if room else planned
         self._arrived_planned = Counter({peer: len(keys & self._own_parts) for peer, keys in self._arrived.items()})
 
     def spans(self, key: PartKey) -> tuple[int, ...]:
@@ -306,7 +310,7 @@ class Exchange:
 
     def crowded(self, peer: PeerId) -> bool:
         """Whether as much of a contributor's waits here as may."""
-        return self._held_bytes[peer] > self._most_held
+        return self._held_bytes[peer] > self._allowance + self.tools.limits.unplanned_bytes
 
     def refusal(self, header: FrameHeader, payload: memoryview, peer: PeerId) -> str:
         """Why a contribution cannot count, or ""."""
@@ -343,22 +347,35 @@ class Exchange:
 
     def _hold(self, key: PartKey, peer: PeerId, payload: memoryview) -> None:
         if not self.over:
-            self._held[key, peer] = payload
+            self._held[key, peer] = self._placed(payload)
             self._held_bytes[peer] += len(payload)
             self.tools.emit(ContributionArrived(key, peer))
 
-    def hand_over(self, key: PartKey, peer: PeerId) -> memoryview | None:
-        """Hand out a held contribution to be added; `make_room` when that is done."""
+    def _placed(self, payload: memoryview) -> memoryview | Spilled:
+        """The contribution in memory or, where there is a budget and it is spent, on disk."""
+        room = self.tools.room
+        if room is not None and self.in_memory + len(payload) > room.limit_bytes:
+            try:
+                self._spill = self._spill or SpillFile(room.directory)
+                return self._spill.keep(payload)
+            except OSError as error:
+                LOG.warning("contributions take more memory than they may: %s: %s", room.directory, error.strerror or error)
+        self.in_memory += len(payload)
+        return payload
+
+    def hand_over(self, key: PartKey, peer: PeerId) -> memoryview | Spilled | None:
+        """Hand out a held contribution to be added; `done_with` it when that is done."""
         return self._held.pop((key, peer), None)
 
     def discard(self, key: PartKey, peer: PeerId) -> None:
         """Let go of a held contribution."""
         if (payload := self.hand_over(key, peer)) is not None:
-            self.make_room(peer, len(payload))
+            self.done_with(peer, payload)
 
-    def make_room(self, peer: PeerId, size: int) -> None:
-        """The bytes of a contribution are gone: more of its sender's may come."""
-        self._held_bytes[peer] -= size
+    def done_with(self, peer: PeerId, payload: memoryview | Spilled) -> None:
+        """Nobody needs a contribution's bytes any more: more of its sender's may come."""
+        self.in_memory -= len(payload) if isinstance(payload, memoryview) else 0
+        self._held_bytes[peer] -= len(payload)
         if peer in self.inbound:
             self.inbound[peer].room.set()
 
@@ -393,7 +410,7 @@ class Exchange:
 
     def _remember(self, key: tuple[PartKey, bool], frame: bytes) -> None:
         self._frames[key] = frame
-        while len(self._frames) > _FRAMES_REMEMBERED:
+        while len(self._frames) > FRAMES_REMEMBERED:
             self._frames.popitem(last=False)
 
     def attach(self, peer: PeerId, stream: Inbound) -> None:

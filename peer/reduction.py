@@ -22,6 +22,7 @@ import torch
 
 from shoal.compression.codec import Codec
 from shoal.peer.partstore import PartStore
+from shoal.peer.spill import Spilled
 from shoal.peer.workers import Workers
 from shoal.protocol.errors import LocalProtocolError
 from shoal.protocol.messages import PartKey, PeerId
@@ -37,7 +38,7 @@ class Addition(NamedTuple):
     """One contribution to add, still encoded."""
 
     peer: PeerId
-    payload: memoryview
+    payload: memoryview | Spilled
     weight: int
 
 
@@ -148,13 +149,14 @@ class Reducer:
             part.fresh = False
         for step in todo:
             if isinstance(step, Addition):
-                self._send_codec.decode_add(step.payload, part.spans, total, float(step.weight))
+                payload = step.payload.read() if isinstance(step.payload, Spilled) else step.payload
+                self._send_codec.decode_add(payload, part.spans, total, float(step.weight))
                 continue
             total.div_(step)
-            payload = self._return_codec.encode(total, part.spans)
-            digest = hashlib.sha256(payload).digest()
-            part.store.put(part.key, digest, memoryview(payload))
-            return Reduced(digest, payload)
+            encoded = self._return_codec.encode(total, part.spans)
+            digest = hashlib.sha256(encoded).digest()
+            part.store.put(part.key, digest, memoryview(encoded))
+            return Reduced(digest, encoded)
         return None
 
     def _worked(self, part: _Sum, todo: list[Addition | float], done: asyncio.Future[Reduced | None]) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import datetime
 import re
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
@@ -134,12 +135,20 @@ async def patiently(errand: Callable[[], Awaitable[None]], failed: type[Exceptio
             pause_s = min(2 * pause_s, 300.0)
 
 
+def leave_signals() -> tuple[signal.Signals, ...]:
+    """What asks a peer to leave. Who closes the terminal does, unless the peer was started to outlive it (nohup)."""
+    if sys.platform == "win32" or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return (signal.SIGINT, signal.SIGTERM)
+    return (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 @contextlib.contextmanager
 def interrupted() -> Iterator[asyncio.Event]:
-    """An event that SIGINT and SIGTERM set while the block lasts, where this is possible (the main thread of a POSIX process)."""
+    """An event that SIGINT, SIGTERM and the terminal's end set while the block lasts, where this is possible (the main thread of a
+    POSIX process)."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     taken = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in leave_signals():
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
             loop.add_signal_handler(number, stop.set)
             taken.append(number)

@@ -235,7 +235,7 @@ class Trainer:
         try:
             found = evaluate(self.task, self.corpus.heldout, self.spec.evaluation.samples, self.micro_batch, self.device)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or self.micro_batch == 1:
+            if not is_out_of_memory(error):
                 raise
             self.micro_batch = max(1, min(self.micro_batch, self.spec.train.batch) // 2)
             return EvaluationDone(version, 0.0, 0)

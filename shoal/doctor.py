@@ -125,11 +125,16 @@ def device(name: str) -> Finding:
 def available_memory() -> float:
     """Bytes that programs can have: the machine's, or what the container has left."""
     have = float(psutil.virtual_memory().available)
-    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
-        place = Path("/sys/fs/cgroup")
+    place = Path("/sys/fs/cgroup")
+    for limit, used, stat, cache in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ):
         try:
-            have = min(have, float((place / limit).read_text()) - float((place / used).read_text()))
-        except (OSError, ValueError):
+            taken = float((place / used).read_text())
+            given_back = next(line for line in (place / stat).read_text().splitlines() if line.startswith(f"{cache} "))
+            have = min(have, float((place / limit).read_text()) - taken + float(given_back.split()[1]))
+        except (OSError, ValueError, StopIteration):
             continue  # not there, or "max"
     return max(0.0, have)
 
@@ -191,6 +196,14 @@ def port(listen: str) -> Finding:
     except OSError as error:
         return fail("port", f"cannot listen on {listen}: {error.strerror or error}", "name a free port of this machine: --listen")
     return ok("port", f"{listen} can be listened on" + ("" if number else " (port 0: any free one)"))
+
+
+def _addresses_of(host: str) -> frozenset[str]:
+    """What a name stands for; an address is its own name."""
+    try:
+        return frozenset(str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+    except OSError:
+        return frozenset()
 
 
 # --- the way to the coordinator ---------------------------------------------------------------------------------------------------
@@ -281,7 +294,7 @@ class Way:
             own, _ = split_address(advertised("", "0.0.0.0:0", 0, coordinator))
         except UnreachableError as error:
             return fail("address", error.message, error.fix)
-        return judge_address(own, seen, told, told_port)
+        return judge_address(own, seen, told, told_port, _addresses_of(told))
 
     async def _rate(self, channel: grpc.aio.Channel, question: Look) -> float:
         """Bytes per second of payload."""

@@ -10,8 +10,9 @@ import enum
 import ipaddress
 from dataclasses import dataclass
 
-VAULT_BYTES, TRAINER_BYTES = 16, 24
-"""Per parameter: in shared memory; and for parameters, gradients, two moments, the base and some more in the trainer."""
+VAULT_BYTES, TRAINER_BYTES = 20, 24
+"""Per parameter: in shared memory (16 in a run without error feedback); and for parameters, gradients, two moments, the base and
+some more in the trainer."""
 
 LONG_TRIP_S = 0.1
 """The round trip that a connection is judged by when none was measured: between continents."""
@@ -132,9 +133,9 @@ def judge_rate(about: str, bits_per_s: float) -> Finding:
     return warn(about, text, "use a cable, or leave long rounds to others") if bits_per_s < 5e6 else ok(about, text)
 
 
-def judge_address(own: str, seen: str, advertised: str, port: int) -> Finding:
-    """This machine's address on the way to the coordinator, the one that the coordinator saw, and the one that others are told
-    (a host; empty: no inbound connections)."""
+def judge_address(own: str, seen: str, advertised: str, port: int, leads_to: frozenset[str] = frozenset()) -> Finding:
+    """This machine's address on the way to the coordinator, the one that the coordinator saw, and the host that others are told
+    (empty: no inbound connections), which may be a name that leads to some addresses."""
     about = "address"
     if not advertised:
         return warn(
@@ -142,11 +143,16 @@ def judge_address(own: str, seen: str, advertised: str, port: int) -> Finding:
             "others cannot dial in: this peer only opens connections itself",
             "that is enough as long as one member can be dialled",
         )
-    if advertised == seen:
-        where = "only programs of this machine" if _is(seen, "is_loopback") else "others"
-        return ok(about, f"{where} reach this peer at {advertised}, the address that the coordinator sees it under")
+    if advertised == seen or seen in leads_to:
+        who = "others"
+        if _is(seen, "is_loopback"):
+            who = "only programs of this machine"
+        elif _is(seen, "is_private"):
+            who = "only machines of the same network"
+        return ok(about, f"{who} reach this peer at {advertised}, the address that the coordinator sees it under")
     if own != advertised:
-        return warn(about, f"others are told {advertised}, the coordinator sees {seen}", "check --advertise: does it lead here?")
+        fix = "check --advertise: does it lead here?" if leads_to else "check --advertise: this name leads nowhere"
+        return warn(about, f"others are told {advertised}, the coordinator sees {seen}", fix)
     known = f":{port}" if port else ":PORT"
     return warn(
         about,

@@ -141,11 +141,11 @@ class RunSeen:
 
 
 def each_peer(value: Callable[[PeerView], float]) -> Callable[[RunSeen], list[tuple[tuple[str, ...], float]]]:
-    """One series for each member."""
-    return lambda run: [((peer.peer, peer.name), value(peer)) for peer in run.peers]
+    """One series for each member. Its name is not part of it: members choose theirs, and may choose anew each time."""
+    return lambda run: [((peer.peer,), value(peer)) for peer in run.peers]
 
 
-_MEMBER = ("peer", "name")
+_MEMBER = ("peer",)
 
 COORDINATOR: tuple[Number[RunSeen], ...] = (
     Number("shoal_run_info", "Always 1; its label says which run this is.", lambda run: [((run.status.run,), 1.0)], ("run",)),
@@ -163,6 +163,12 @@ COORDINATOR: tuple[Number[RunSeen], ...] = (
     one("shoal_run_rounds_opened_total", "Rounds opened since the run began.", lambda run: max(0, run.status.round + 1)),
     one("shoal_run_rounds_committed_total", "Rounds committed since the run began.", lambda run: max(0, run.status.version)),
     one("shoal_coordinator_starts_total", "How often the run's coordinator was started.", lambda run: run.status.term),
+    Number(
+        "shoal_member_info",
+        "Always 1; its labels say who a member is.",
+        lambda run: [((peer.peer, peer.name, peer.device, peer.software), 1.0) for peer in run.peers],
+        ("peer", "name", "device", "software"),
+    ),
     Number("shoal_member_version", "Version that a member holds.", each_peer(lambda peer: peer.version), _MEMBER),
     Number("shoal_member_tokens_per_second", "A member's speed.", each_peer(lambda peer: peer.tokens_per_s), _MEMBER),
     Number("shoal_member_loss", "A member's training loss, nats per token.", each_peer(lambda peer: peer.loss), _MEMBER),

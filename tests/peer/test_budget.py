@@ -50,8 +50,8 @@ def test_a_vault_takes_what_was_said(tmp_path: Path, feedback: bool) -> None:
 
 def test_what_waits_and_what_is_added_up_is_counted_by_the_larger_codec() -> None:
     narrow, wide = needs(PARTS, INT8, INT8, 3, False), needs(PARTS, INT8, RAW, 3, False)
-    assert narrow.waiting == 8 * 4 * INT8.encoded_size((700, 300))
-    assert wide.waiting == 8 * 4 * RAW.encoded_size((700, 300))
+    assert narrow.waiting == 9 * INT8.encoded_size((700, 300))
+    assert wide.waiting == 9 * RAW.encoded_size((700, 300))
     assert narrow.sums == 9 * 4000 + 9 * INT8.encoded_size((700, 300))
     assert narrow.joiner == 8 * 9000
     assert narrow.total == narrow.fixed + narrow.waiting

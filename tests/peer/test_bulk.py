@@ -27,7 +27,7 @@ from shoal.optim.outer import nesterov_step
 from shoal.peer import bulk, doorkeeper
 from shoal.peer import events as ev
 from shoal.peer.events import Bar
-from shoal.peer.exchange import LEAST_PARTS_HELD, Limits
+from shoal.peer.exchange import Limits, Room
 from shoal.peer.packer import Packer
 from shoal.protocol import channels, frames, services, tls
 from shoal.protocol.authority import Authority
@@ -238,26 +238,44 @@ async def test_sums_are_freed_and_bounded_while_the_last_contributor_is_slow(swa
     assert all(peer.plane._reducer.open_sums == 0 for peer in peers)  # type: ignore[union-attr]
 
 
-async def test_contributions_wait_within_the_budget_and_the_round_still_ends_with_the_same_bytes(swarm: Swarm) -> None:
-    """One peer reduces everything; who comes second in the plan is late, so that the third's work piles up."""
-    peers = await swarm(3)
+async def test_contributions_that_find_no_room_in_memory_wait_on_disk_and_nobody_notices(swarm: Swarm, tmp_path: Path) -> None:
+    """One peer reduces everything; who comes second in the plan is silent for longer than a stream may be, so that the third's work
+    piles up."""
+    peers = await swarm(3, limits=QUICK)
     one = peers[0]
-    one.plane.attach(one.vault, INT8, INT8, room_bytes=1)
+    message = len(contribution(2, 0))
+    one.plane.attach(one.vault, INT8, INT8, room=Room(2 * message, tmp_path))
     publish(peers)
     plan = plan_for(peers, 1, (1, 1, 1), [Share(one.contact, Section.PARAMETERS, 0, len(PARTS))])
     for peer in (one, peers[2]):
         peer.begin(plan)
-    message = len(contribution(2, 0))
-    held = one.plane._rounds[1]._held_bytes
-    await one.until(lambda: held[peers[2].me] == LEAST_PARTS_HELD * message)
-    await asyncio.sleep(0.3)
-    assert held[peers[2].me] == LEAST_PARTS_HELD * message < len(PARTS) * message
+    exchange = one.plane._rounds[1]
+    await one.until(lambda: exchange._held_bytes[peers[2].me] == len(PARTS) * message)
+    assert exchange.in_memory <= 2 * message
+    await asyncio.sleep(2 * QUICK.progress_s)
+    assert not [event for event in peers[2].events if isinstance(event, ev.StreamFailed)]
     peers[1].begin(plan)
-    await asyncio.gather(*(peer.collected() for peer in peers))
-    await one.until(lambda: held[peers[1].me] == held[peers[2].me] == 0)
+    await asyncio.gather(*(peer.collected() for peer in (one, peers[2])))
+    await one.until(lambda: not exchange._held_bytes.total())
+    assert exchange.in_memory == 0
     commit = commit_of(peers, plan, 1)
-    await asyncio.gather(*(apply(peer, commit) for peer in peers))
+    await asyncio.gather(*(apply(peer, commit) for peer in (one, peers[2])))
     assert torch.equal(one.vault.theta, after([mean({0: 1, 1: 1, 2: 1})]))
+    assert not [path for path in tmp_path.iterdir() if path.is_file()]
+
+
+async def test_a_disk_without_room_is_said_and_the_contributions_stay_in_memory(
+    swarm: Swarm, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    peers = await swarm(3)
+    for peer in peers:
+        peer.plane.attach(peer.vault, INT8, INT8, room=Room(1, tmp_path / "nowhere"))
+    publish(peers)
+    plan = plan_for(peers, 1, (1, 1, 1))
+    for peer in peers:
+        peer.begin(plan)
+    await asyncio.gather(*(peer.collected() for peer in peers))
+    assert "contributions take more memory than they may" in caplog.text
 
 
 # --- packing --------------------------------------------------------------------------------------------------------------------

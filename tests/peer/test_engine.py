@@ -1160,7 +1160,49 @@ def test_a_second_leave_leaves_at_once() -> None:
     assert desk.feed(LeaveAsked()) == [Exit(EXIT_DONE, "left at once")]
 
 
-RESTS = LeaveAsked("its hours are over", 60.0)
+RESTS = LeaveAsked("its hours are over", 60.0, for_now=True)
+
+
+def test_who_rests_left_for_now_and_who_leaves_did_not() -> None:
+    for asked, for_now in ((RESTS, True), (LeaveAsked(), False)):
+        desk = Desk.member()
+        desk.feed(asked)
+        assert not desk.engine.left_for_now
+        desk.hears(Dismissed("left", may_return=False))
+        assert desk.engine.left_for_now == for_now
+    away = Desk()
+    away.feed(RESTS)
+    assert away.engine.left_for_now
+
+
+def test_a_run_that_ends_before_the_rest_is_over_for_good() -> None:
+    desk = Desk.member(version=3)
+    desk.hears(opened(0, 3))
+    desk.feed(RESTS)
+    desk.publishes(0)
+    desk.hears(Finish(3, "all tokens are trained"))
+    desk.feed(Exported("/m"))
+    desk.hears(Dismissed("the run is over", may_return=False))
+    desk.wait(70.0)
+    assert desk.engine._exited
+    assert not desk.engine.left_for_now
+
+
+def test_whom_an_operator_sends_off_before_the_rest_does_not_come_back() -> None:
+    drained = Desk.member()
+    drained.hears(opened(0, 0))
+    drained.feed(RESTS)
+    drained.hears(Leave("an operator drains it"))
+    drained.publishes(0)
+    drained.wait(70.0)
+    assert drained.engine._exited
+    assert not drained.engine.left_for_now
+    kicked = Desk.member()
+    kicked.hears(opened(0, 0))
+    kicked.feed(RESTS)
+    kicked.hears(Dismissed("banned", may_return=False))
+    assert kicked.engine._exited
+    assert not kicked.engine.left_for_now
 
 
 def test_who_leaves_with_patience_publishes_what_it_has_and_sees_its_round_through() -> None:

@@ -121,10 +121,14 @@ async def test_a_shift_ends_once_when_its_time_is_over_and_nothing_speaks_agains
     assert "07:00" in ended[0]
 
 
-async def test_ctrl_c_ends_a_rest_at_once() -> None:
-    asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_ctrl_c_and_a_closed_terminal_end_a_rest_at_once(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    asyncio.get_running_loop().add_signal_handler(number, lambda: pytest.fail("the daemon that is over was asked"))
+    asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), number)
     async with asyncio.timeout(5):
         assert not await rest(Shifts(Hours.parse("22-7"), clock=clock("12:00")), lambda _: None)
+    signal.signal(number, before)
 
 
 async def test_coming_back_is_tried_until_the_coordinator_answers() -> None:

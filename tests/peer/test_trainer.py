@@ -531,6 +531,9 @@ def test_an_evaluation_that_does_not_fit_claims_nothing_and_the_next_one_is_smal
     assert one.trainer.evaluate(one.vault, 0).tokens == 0
     assert one.task.module.training
     assert one.trainer.evaluate(one.vault, 0).tokens == 6 * LENGTH
+    one.task.out_of_memory_above = 0
+    assert [one.trainer.evaluate(one.vault, 0).tokens for _ in range(3)] == [0, 0, 0]
+    assert one.trainer.micro_batch == 1
 
 
 # --- between rounds -------------------------------------------------------------------------------------------------------------

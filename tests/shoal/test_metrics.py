@@ -127,7 +127,9 @@ async def test_a_coordinators_numbers_are_its_answers() -> None:
         ("coordinator_starts_total", 3),
     ):
         assert found[f"shoal_{name}", ()] == value, name
-    anna = (("name", "anna"), ("peer", "p" * 52))
+    about = (("device", "cpu"), ("name", "anna"), ("peer", "p" * 52), ("software", "shoal 1"))
+    assert found["shoal_member_info", about] == 1
+    anna = (("peer", "p" * 52),)
     assert found["shoal_member_tokens_per_second", anna] == 640
     assert found["shoal_member_committed_tokens_total", anna] == 2048
     phases = {key[1][0][1]: value for key, value in found.items() if key[0] == "shoal_run_phase"}
