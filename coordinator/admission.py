@@ -6,6 +6,8 @@ Neighbour: `core` asks, and refuses in these words.
 from __future__ import annotations
 
 from shoal.coordinator.ledger import Ledger
+from shoal.protocol.channels import split_address
+from shoal.protocol.errors import UnreachableError
 from shoal.protocol.messages import (
     NO_VERSION,
     PROTOCOL_MAJOR,
@@ -43,12 +45,23 @@ def why_not(ledger: Ledger, rights: frozenset[str], hello: Hello, somebody_has_i
         reason = f"this peer holds version {hello.version}, but the journal ends at {ledger.version}"
         fix = "the coordinator was restored from an older journal: give it the newest one, or remove this peer's local copy"
         return Refused("AHEAD", reason, fix)
+    if wrong := why_no_address(hello.address):
+        return Refused("ADDRESS", wrong, "join with --advertise HOST:PORT, the address that others reach this peer at")
     ended = ledger.ended
     if ended is not None and (ledger.version == NO_VERSION or (hello.version != ledger.version and not somebody_has_it)):
         made = "nothing was trained in it" if ledger.version <= 0 else "its model is with those who took part"
         reason = f"the run ended at version {ledger.version} ({ended.reason}); {made}"
         return Refused("ENDED", reason, "make a new run with `shoal coordinator init`")
     return None
+
+
+def why_no_address(address: str) -> str:
+    """What keeps others from dialling this text; "" for an address, and for a peer that accepts no connections."""
+    try:
+        host, port = split_address(address) if address else ("", 1)
+    except UnreachableError as error:
+        return str(error)
+    return "" if port else f"{host} at port 0 cannot be dialled"
 
 
 def why_unfit(ledger: Ledger, said: StateReady) -> Refused | None:

@@ -338,7 +338,7 @@ class Core:
 
     def _may_resume(self, member: Member, hello: Hello) -> bool:
         """The same membership goes on only for a peer that names it: another one's pending work was leased to others."""
-        return hello.session == member.session
+        return hello.session == member.session and hello.helper == member.helper
 
     def _new_session(self, connection: int, peer: PeerId, hello: Hello, now: float) -> None:
         session = self.ledger.next_session
@@ -939,7 +939,9 @@ class Core:
             if p.session in round_.ready or p.version == ledger.version
         }
         links = self._links(collectors, {contribution.peer for contribution in contributions})
-        shares = planned_shares(ledger.origin.layout.fragments[0].parameters, links, Section.PARAMETERS)
+        codec, parts = self.spec.codec, ledger.origin.layout.fragments[0].parameters
+        sizes = [expectations.bytes_per_value(name, codec.block) for name in (codec.send, codec.return_)]
+        shares = planned_shares(parts, links, Section.PARAMETERS, sent=sizes[0], returned=sizes[1])
         if not shares:
             return self._abandon(round_, "no member can be dialled by the others", now)
         round_.deadlines = self._deadlines(round_, [c.peer for c in contributions], list(collectors))
@@ -949,7 +951,7 @@ class Core:
             round_.opened.group,
             round_.opened.fragment,
             round_.opened.base,
-            plan_order(contributions),
+            plan_order(contributions, {link.contact.peer: link.up_bytes_s for link in links}),
             tuple(sorted(collectors)),
             tuple(shares),
             round_.deadlines.part_s,

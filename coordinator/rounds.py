@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from shoal.coordinator.records import Limits, RoundOpened
@@ -266,6 +266,7 @@ class Round:
         return [contribution for contribution in self.plan.contributions if contribution.peer in included]
 
 
-def plan_order(contributions: Collection[Contribution]) -> tuple[Contribution, ...]:
-    """The order in which every reducer adds: by peer id, so that the value is reproducible."""
-    return tuple(sorted(contributions, key=lambda contribution: contribution.peer))
+def plan_order(contributions: Collection[Contribution], rates: Mapping[PeerId, float]) -> tuple[Contribution, ...]:
+    """The order in which every reducer adds: the fastest uplinks first, so that few contributions wait for their turn, and equal
+    ones by peer id. Whoever is not in `rates` comes last."""
+    return tuple(sorted(contributions, key=lambda contribution: (-rates.get(contribution.peer, 0.0), contribution.peer)))

@@ -25,6 +25,9 @@ from shoal.protocol.messages import Contact, Section, Share
 
 REDUCERS_LIMIT = 64
 """More would make parts small and streams many; those with the fastest links are taken."""
+CLIP = 4.0
+"""A link is believed to be at most so many times as fast as the others are: what a peer says of itself is its own word, and a wrong
+one must not bring it all the parts."""
 _HALVINGS = 60
 """Of the interval in which the level is sought: to the precision of a float."""
 
@@ -74,10 +77,29 @@ class _Load:
 
 def assumed_rates(links: Sequence[Link]) -> list[tuple[float, float]]:
     """Up and down of each link, where what was not measured is the mean of what was."""
-    ups = [link.up_bytes_s for link in links if link.up_bytes_s > 0]
-    downs = [link.down_bytes_s for link in links if link.down_bytes_s > 0]
-    up, down = (sum(rates) / len(rates) if rates else 1.0 for rates in (ups or downs, downs or ups))
-    return [(link.up_bytes_s or up, link.down_bytes_s or down) for link in links]
+    ups, downs = _believed([link.up_bytes_s for link in links]), _believed([link.down_bytes_s for link in links])
+    up, down = (_mean(rates) or _mean(others) or 1.0 for rates, others in ((ups, downs), (downs, ups)))
+    return [(one or up, other or down) for one, other in zip(ups, downs, strict=True)]
+
+
+def _believed(rates: Sequence[float]) -> list[float]:
+    """The rates, those of outliers cut to what `CLIP` allows beside the median of the others."""
+    known = sorted(rate for rate in rates if rate > 0)
+    if len(known) < 2:
+        return list(rates)
+    believed = []
+    for rate in rates:
+        others = known.copy()
+        if rate > 0:
+            others.remove(rate)
+        believed.append(min(rate, CLIP * others[(len(others) - 1) // 2]))
+    return believed
+
+
+def _mean(rates: Sequence[float]) -> float:
+    """Of those that are known; 0 when none is."""
+    known = [rate for rate in rates if rate > 0]
+    return sum(known) / len(known) if known else 0.0
 
 
 def _loads(links: Sequence[Link], sent: float, returned: float) -> list[_Load]:

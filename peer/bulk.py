@@ -17,8 +17,8 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, NoReturn
 
 import grpc
@@ -140,7 +140,8 @@ class BulkPlane:
         """Streams that wait for a plan, by round."""
         self._fetching = asyncio.Semaphore(_PARTS_FETCHED_AT_ONCE)
         self._pushes = Pushes(self._limits.push_s, self._limits.push_idle_s)
-        self._pushing_to: set[PeerId] = set()
+        self._pushing_to: dict[PeerId, Any] = {}
+        """The calls to peers that this one pushes to."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.dropped: Counter[str] = Counter()
         """Frames and streams that were dropped or refused, by reason."""
@@ -374,11 +375,7 @@ class BulkPlane:
     async def _download_part(self, contact: Contact, digest: bytes) -> bytes:
         chunks: list[bytes] = []
         size = 0
-        if contact.address:
-            answer = _messages_of(services.FETCH_PART.open(self._channel(contact), PartRequest(self._run, digest)))
-        else:
-            answer = (await self._pushes.of(contact.peer)).ask(PushRequest(digest))
-        async with aclosing(_steadily(answer, self._limits.progress_s)) as messages:
+        async with self._answer_of(contact, PartRequest(self._run, digest)) as messages:
             async for chunk in messages:
                 chunks.append(chunk)
                 size += len(chunk)
@@ -386,6 +383,26 @@ class BulkPlane:
                 if size > frames.FRAME_LIMIT_BYTES:
                     raise RemoteProtocolError("more bytes than a part can have")
         return b"".join(chunks)
+
+    @asynccontextmanager
+    async def _answer_of(self, contact: Contact, request: PartRequest | StateRequest) -> AsyncIterator[AsyncGenerator[bytes]]:
+        """The messages of a contact's answer: of one that is dialled, or that dials this peer."""
+        if contact.address:
+            channel = self._channel(contact)
+            if isinstance(request, PartRequest):
+                call = services.FETCH_PART.open(channel, request)
+            else:
+                call = services.FETCH_STATE.open(channel, request)
+            async with aclosing(_steadily(_messages_of(call), self._limits.progress_s)) as messages:
+                yield messages
+            return
+        if isinstance(request, PartRequest):
+            wanted = PushRequest(request.digest)
+        else:
+            wanted = PushRequest(b"", request.version, request.offset, request.root)
+        pushed = await self._pushes.of(contact.peer)
+        async with pushed.turn, aclosing(_steadily(pushed.ask(wanted), self._limits.progress_s)) as messages:
+            yield messages
 
     async def _fetch_state(self, effect: FetchState) -> None:
         reasons, failed = [], []
@@ -416,12 +433,7 @@ class BulkPlane:
 
     async def _download_state(self, contact: Contact, request: StateRequest) -> tuple[int, bytes]:
         vault, workers = self._tooled.vault, self._workers
-        if contact.address:
-            answer = _messages_of(services.FETCH_STATE.open(self._channel(contact), request))
-        else:
-            wanted = PushRequest(b"", request.version, request.offset, request.root)
-            answer = (await self._pushes.of(contact.peer)).ask(wanted)
-        async with aclosing(_steadily(answer, self._limits.progress_s)) as chunks:
+        async with self._answer_of(contact, request) as chunks:
             offer = wire.unpack_message(StateOffer, await anext(chunks, b""))
             if offer.layout_hash != vault.layout_hash or offer.size != 8 * vault.values:
                 raise RemoteProtocolError("the state offered is of another model")
@@ -538,22 +550,29 @@ class BulkPlane:
 
     async def _push_to(self, to: Contact) -> None:
         """Dial a peer that needs what this one holds, and answer it until it hangs up."""
-        if to.peer in self._pushing_to:
-            return
-        self._pushing_to.add(to.peer)
-        call: Any = None
+        limits, call = self._limits, None
         try:
-            call = services.PUSH.stub(self._channel(to))()
+            if (old := self._pushing_to.get(to.peer)) is not None:
+                old.cancel()  # it may be half open: its other end asked anew
+            self._pushing_to[to.peer] = call = services.PUSH.stub(self._channel(to))()
             await call.write(wire.pack_message(PushOpening(self._run)))
-            while (message := await call.read()) is not _EOF:
+            while True:
+                async with asyncio.timeout(limits.push_idle_s + limits.progress_s):
+                    message = await call.read()
+                if message is _EOF:
+                    break
                 await self._answer_push(call, wire.unpack_message(PushRequest, message))
             await call.done_writing()
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
         except (*_TRANSFER_ERRORS, asyncio.InvalidStateError) as error:
             LOG.warning("could not hand %s what it needs, at %s: %s", to.peer, to.address, _why(error))
         finally:
-            self._pushing_to.discard(to.peer)
             if call is not None:
                 call.cancel()
+                if self._pushing_to.get(to.peer) is call:
+                    del self._pushing_to[to.peer]
 
     async def _answer_push(self, call: Any, request: PushRequest) -> None:
         tools, said = self._tools, False
@@ -561,7 +580,9 @@ class BulkPlane:
             await call.write(b"")
             return
         if request.part:
-            await call.write(await self._part_here(tools, request.part))
+            payload = await self._part_here(tools, request.part)
+            async with asyncio.timeout(self._limits.progress_s):
+                await call.write(payload)
             return
         try:
             wanted = StateRequest(self._run, request.version, request.offset, request.root)

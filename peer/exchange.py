@@ -203,6 +203,7 @@ class Exchange:
     def wrote(self, peer: PeerId, frame: bytes, waited_s: float) -> None:
         """The wire to a peer took a frame."""
         self.sent_bytes += len(frame)
+        self.tools.up.streams = len(self.outbound) + len(self.inbound)
         self.tools.up.moved(len(frame))
         if self.tools.packer is not None:
             self.tools.packer.wrote(peer, len(frame), waited_s)
@@ -223,6 +224,7 @@ class Exchange:
     async def received(self, frame: bytes) -> None:
         """A frame is here; returns when the next one may come."""
         self.received_bytes += len(frame)
+        self.tools.down.streams = len(self.outbound) + len(self.inbound)
         self.tools.down.moved(len(frame))
         await self.tools.down.admit(len(frame))
 
@@ -591,8 +593,8 @@ class Outbound:
         frame = self._exchange.opening()
         try:
             while True:
-                await self._exchange.tools.up.admit(len(frame))
                 began = time.perf_counter()
+                await self._exchange.tools.up.admit(len(frame))
                 async with asyncio.timeout(self._exchange.tools.limits.progress_s):
                     await call.write(frame)
                 self._exchange.wrote(self._reducer, frame, time.perf_counter() - began)
@@ -715,8 +717,8 @@ class Inbound:
                 self._more.clear()
                 await self._more.wait()
             frame = await exchange.result_frame(self._outbox[0], exchange.pays(self._peer, _RESULT))
-            await exchange.tools.up.admit(len(frame))
             began = time.perf_counter()
+            await exchange.tools.up.admit(len(frame))
             async with asyncio.timeout(exchange.tools.limits.progress_s):
                 await self._context.write(frame)
             exchange.wrote(self._peer, frame, time.perf_counter() - began)

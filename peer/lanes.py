@@ -1,8 +1,9 @@
 """The two directions of this peer's link: how fast each was seen to go, and how fast it may.
 
-Rule: rates are measured on the bulk bytes that move anyway, never on traffic made for it. What counts is the fastest run of
-`RUN_BYTES` in a row, because everything slower waited for somebody else: a lane that carried 8 MiB in a second can carry them in a
-second. A lane that later carries less is believed slowly, for the same reason.
+Rule: rates are measured on the bulk bytes that move anyway, never on traffic made for it. What counts is the fastest long run in a
+row, because everything slower waited for somebody else: a lane that carried 16 MiB in a second can carry them in a second. A run
+is longer than what the system takes in at once, `BUFFER_BYTES` for each open stream. An estimate goes half the way up to what a
+transfer showed, and a quarter of the way down.
 
 A cap is a token bucket: it lets `size` bytes through when those before them have had their time. Neighbours: `bulk` owns the lanes,
 `exchange` passes them with every frame; the session stream is not capped.
@@ -16,10 +17,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-RUN_BYTES = 8 << 20
-"""Long enough that what the system buffers at once does not pass for speed (4 MiB per connection at most, by default)."""
-PATIENCE = 0.75
-"""How much of an estimate is kept when a transfer was slower than it."""
+BUFFER_BYTES, RUN_BYTES, RUN_S = 4 << 20, 8 << 20, 0.5
+"""What the system buffers per connection at most, by default, and the least length of a run."""
+RISE, FALL = 0.5, 0.25
+"""How far an estimate follows a transfer that was faster, or slower, than it."""
 
 
 LEAST_CAP_BYTES_S = 62_500.0
@@ -45,6 +46,8 @@ class Lane:
 
     def __init__(self, cap_bytes_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.cap_bytes_s = cap_bytes_s
+        self.streams = 0
+        """How many are open that use this lane."""
         self._clock = clock
         self._free_at = 0.0
         self._total = 0
@@ -72,15 +75,18 @@ class Lane:
         self._total += size
         marks = self._marks
         marks.append((now, self._total))
-        while len(marks) > 2 and marks[1][1] <= self._total - RUN_BYTES:
+        run = max(RUN_BYTES, BUFFER_BYTES * self.streams)
+        while len(marks) > 2 and marks[1][1] <= self._total - run and marks[1][0] <= now - RUN_S:
             marks.popleft()
         since, before = marks[0]
-        if self._total - before >= RUN_BYTES and now > since:
+        if self._total - before >= run and now - since >= RUN_S:
             self._fastest = max(self._fastest, (self._total - before) / (now - since))
 
     def settle(self) -> None:
-        """A transfer is over: what it showed becomes the estimate, at once where it is faster, slowly where it is slower."""
-        if self._fastest:
-            self._estimate = max(self._fastest, PATIENCE * self._estimate + (1 - PATIENCE) * self._fastest)
+        """A transfer is over: the estimate moves towards what it showed."""
+        if self._fastest and self._estimate:
+            self._estimate += (RISE if self._fastest > self._estimate else FALL) * (self._fastest - self._estimate)
+        elif self._fastest:
+            self._estimate = self._fastest
         self._fastest = 0.0
         self._marks.clear()

@@ -33,7 +33,8 @@ class Pushed:
 
     def __init__(self, context: Any) -> None:
         self._context = context
-        self._turn = asyncio.Lock()
+        self.turn = asyncio.Lock()
+        """Held by who asks, from before its question to the end of the answer."""
         self.over = asyncio.Event()
         """It broke, or an answer was not read to its end."""
         self.asked = 0
@@ -41,32 +42,31 @@ class Pushed:
     @property
     def busy(self) -> bool:
         """Whether it is answering."""
-        return self._turn.locked()
+        return self.turn.locked()
 
     async def ask(self, request: PushRequest) -> AsyncGenerator[bytes]:
-        """The messages of the answer. Raises RefusedError when the holder does not have it, RemoteProtocolError when the stream
-        breaks."""
-        async with self._turn:
-            self.asked += 1
-            left = 1
-            try:
-                await self._write(wire.pack_message(request))
-                first = await self._read()
-                if not first:
-                    left = 0
-                    raise RefusedError("not-here", "the peer that dialled in does not have it")
-                if not request.part:
-                    offer = wire.unpack_message(StateOffer, first)
-                    left = 1 + offer.size - offer.offset
-                left -= 1
-                yield first
-                while left > 0:
-                    chunk = await self._read()
-                    left -= len(chunk)
-                    yield chunk
-            finally:
-                if left > 0:
-                    self.over.set()
+        """The messages of the answer, for who has the `turn`. Raises RefusedError when the holder does not have it,
+        RemoteProtocolError when the stream breaks."""
+        self.asked += 1
+        left = 1
+        try:
+            await self._write(wire.pack_message(request))
+            first = await self._read()
+            if not first:
+                left = 0
+                raise RefusedError("not-here", "the peer that dialled in does not have it")
+            if not request.part:
+                offer = wire.unpack_message(StateOffer, first)
+                left = 1 + offer.size - offer.offset
+            left -= 1
+            yield first
+            while left > 0:
+                chunk = await self._read()
+                left -= len(chunk)
+                yield chunk
+        finally:
+            if left > 0:
+                self.over.set()
 
     async def _write(self, message: bytes) -> None:
         try:

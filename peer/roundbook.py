@@ -67,17 +67,17 @@ class RoundBook:
         return list(seen.values())
 
     def sending_order(self) -> Iterator[tuple[PartKey, PeerId]]:
-        """All parts with their reducers, one of each reducer in turn, not beginning where every other peer begins."""
+        """All parts with their reducers, not beginning where every other peer begins. Each share is spread evenly: a large one that
+        took turns with small ones would be all that is left at the end, on one link."""
         queues = [
             [(PartKey(self.round, s.section, part, s.attempt), s.reducer.peer) for part in range(s.start, s.stop)]
             for s in self.plan.shares
         ]
         place = self.plan.members.index(self.me) if self.me in self.plan.members else 0
         queues = queues[place % len(queues) :] + queues[: place % len(queues)]
-        for step in range(max(map(len, queues))):
-            for queue in queues:
-                if step < len(queue):
-                    yield queue[step]
+        places = [(step / len(queue), index, step) for index, queue in enumerate(queues) for step in range(len(queue))]
+        for _, index, step in sorted(places):
+            yield queues[index][step]
 
     def expects(self, key: PartKey, peer: PeerId) -> bool:
         """Whether this contribution may still count."""

@@ -31,6 +31,10 @@ rules TIME and SAMPLES."""
 DIGEST_BYTES = 32
 
 
+FASTEST_BYTES_S = 1e12
+"""No link is faster."""
+
+
 class Section(enum.Enum):
     """Which half of a log entry a part belongs to."""
 
@@ -138,6 +142,10 @@ class Heartbeat:
     """The round that the trainer trains for, or -1."""
     samples: int = 0
     """Leased samples behind what it would publish for that round now."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.up_bytes_s <= FASTEST_BYTES_S and 0 <= self.down_bytes_s <= FASTEST_BYTES_S):
+            raise LocalProtocolError(f"no link carries {self.up_bytes_s} and {self.down_bytes_s} bytes per second")
 
 
 @dataclass(frozen=True)

@@ -119,3 +119,16 @@ def test_a_layout_that_no_entry_can_carry_is_refused_even_before_it_binds(fragme
     shapeless = replace(READY, layout=Layout(b"M" * 32, 31, fragments))
     for folded in (Ledger(), ledger(bound=False), ledger()):
         assert code(admission.why_unfit(folded, shapeless)) == "LAYOUT"
+
+
+@pytest.mark.parametrize("address", ["unix:/tmp/socket", "host", "host:0", "http://host:1", "::1:50051", "h" * 300 + ":1", "a b:1"])
+def test_what_nobody_could_dial_is_no_address(address: str) -> None:
+    refusal = why_not(ledger(), PEER, replace(HELLO, address=address))
+    assert refusal is not None
+    assert refusal.code == "ADDRESS"
+    assert "--advertise" in refusal.fix
+
+
+@pytest.mark.parametrize("address", ["", "host:1", "10.0.0.1:50051", "[2001:db8::1]:50051"])
+def test_an_address_or_none_is_fine(address: str) -> None:
+    assert why_not(ledger(), PEER, replace(HELLO, address=address)) is None

@@ -1755,3 +1755,25 @@ def test_the_last_trainer_writes_the_model_though_a_helper_stays() -> None:
     assert not ada.last(Finish).run_is_over
     hal.says(Goodbye())
     assert not hal.all(Finish)
+
+
+def test_plans_reckon_with_what_the_codecs_send_and_return() -> None:
+    divided = []
+    for codec in ({"send": "raw", "return": "int8"}, {"send": "int8", "return": "raw"}):
+        stage = Stage(spec(codec=codec))
+        peers = stage.members("ada", "bob", "cyd")
+        for peer, up in zip(peers, (1e6, 4e6, 4e6), strict=True):
+            peer.says(Heartbeat("training", up_bytes_s=up, down_bytes_s=1e7))
+            peer.is_ready()
+        divided.append([(share.reducer.peer, share.stop - share.start) for share in stage.plan.shares])
+    assert divided[0] != divided[1]
+
+
+def test_a_peer_that_comes_back_as_a_helper_is_somebody_new() -> None:
+    stage = Stage()
+    (ada,) = stage.members("ada")
+    before = ada.session
+    ada.breaks()
+    ada.dial(helper=True)
+    assert ada.session != before
+    assert ada.last(Welcome).resumed is False

@@ -313,7 +313,9 @@ def test_a_lost_reducers_decided_part_is_given_up_when_too_few_hold_it_after_the
 
 @given(st.permutations([Contribution("ada", 3), Contribution("bob", 1), Contribution("cyd", 2)]))
 def test_the_plan_order_does_not_depend_on_who_was_ready_first(contributions: list[Contribution]) -> None:
-    assert [contribution.peer for contribution in plan_order(contributions)] == ["ada", "bob", "cyd"]
+    assert [contribution.peer for contribution in plan_order(contributions, {})] == ["ada", "bob", "cyd"]
+    rates = {"cyd": 2e6, "ada": 1e6, "bob": 1e6}
+    assert [contribution.peer for contribution in plan_order(contributions, rates)] == ["cyd", "ada", "bob"]
 
 
 def test_a_reducer_whose_fellows_mostly_hold_other_bytes_than_it_reported_is_named() -> None:

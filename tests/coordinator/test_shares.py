@@ -119,3 +119,16 @@ def test_shares_are_consecutive_and_leave_out_who_has_none() -> None:
         ("peer002", 3, 6, 2),
         ("peer003", 6, 9, 2),
     ]
+
+
+def test_a_peer_that_calls_itself_infinitely_fast_gets_no_more_than_four_times_the_others() -> None:
+    liar = links(1e12, 1e6, 1e6, 1e6)
+    honest = links(4e6, 1e6, 1e6, 1e6)
+    assert fractions(liar) == pytest.approx(fractions(honest))
+    assert fractions([*links(0.0, 1e6, 1e6), link(3, 1e12, 1e12)])[0] < 0.5
+
+
+def test_the_sizes_of_what_is_sent_and_returned_matter() -> None:
+    """A result that is four times as large as a contribution weighs on the uplink of who reduces."""
+    home = [link(0, 10.0, 100.0), link(1, 40.0, 100.0), link(2, 40.0, 100.0)]
+    assert fractions(home, 1.0, 4.0)[0] < fractions(home, 4.0, 1.0)[0]

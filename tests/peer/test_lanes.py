@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shoal.peer.lanes import PATIENCE, RUN_BYTES, Lane, rate
+from shoal.peer.lanes import BUFFER_BYTES, FALL, RISE, RUN_BYTES, RUN_S, Lane, rate
 
 MIB = 1 << 20
 
@@ -53,23 +53,42 @@ def test_a_pause_between_two_transfers_is_not_part_of_either() -> None:
     assert lane.bytes_s == pytest.approx(MIB / 0.1)
 
 
-def test_faster_is_believed_at_once_and_slower_little_by_little() -> None:
+def test_an_estimate_follows_what_is_faster_half_the_way_and_what_is_slower_less() -> None:
     clock = Clock()
     lane = Lane(clock=clock)
-    for seconds in (1.0, 0.1):
+    for seconds in (0.25, 0.125):
         carry(lane, clock, 12, seconds)
         lane.settle()
-    assert lane.bytes_s == pytest.approx(10 * MIB)
-    carry(lane, clock, 12, 1.0)
+    assert lane.bytes_s == pytest.approx((4 + RISE * 4) * MIB)
+    carry(lane, clock, 12, 0.5)
     lane.settle()
-    assert lane.bytes_s == pytest.approx(PATIENCE * 10 * MIB + (1 - PATIENCE) * MIB)
+    assert lane.bytes_s == pytest.approx((6 - FALL * 4) * MIB)
+
+
+def test_what_the_system_takes_in_at_once_does_not_pass_for_speed() -> None:
+    """Four streams whose send buffers swallow half of what they could, and a link that then crawls at 1 MiB/s."""
+    clock = Clock()
+    lane = Lane(clock=clock)
+    lane.streams = 4
+    carry(lane, clock, 4 * BUFFER_BYTES // MIB // 2, 1e-4)
+    carry(lane, clock, 30, 1.0)
+    lane.settle()
+    assert MIB <= lane.bytes_s <= 2.1 * MIB
+
+
+def test_a_burst_is_no_run() -> None:
+    clock = Clock()
+    lane = Lane(clock=clock)
+    carry(lane, clock, 20, 1e-3)
+    lane.settle()
+    assert lane.bytes_s == 0.0
 
 
 def test_memory_does_not_grow_with_what_is_carried() -> None:
     clock = Clock()
     lane = Lane(clock=clock)
     carry(lane, clock, 5000, 0.01)
-    assert len(lane._marks) <= RUN_BYTES // MIB + 2
+    assert len(lane._marks) <= RUN_S / 0.01 + 3
 
 
 async def test_a_cap_holds_back_what_comes_too_early() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +106,51 @@ async def test_the_parts_of_an_entry_are_pushed_and_checked(pair: tuple[Scripted
     failed = await seeker.wait_for(ev.PartFetchFailed)
     assert isinstance(failed, ev.PartFetchFailed)
     assert "does not have it" in failed.reason
+
+
+async def test_a_question_that_waits_for_its_turn_is_not_the_holders_silence(
+    tmp_path: Path, pair: tuple[ScriptedPeer, ScriptedPeer], authority: Authority
+) -> None:
+    """One stream, several questions, and a holder that needs most of the deadline for each answer."""
+    holder, _ = pair
+    slow = Limits(progress_s=0.6, push_s=5.0, push_idle_s=5.0)
+    seeker = ScriptedPeer(tmp_path / "patient", credential(authority), (INT8, INT8), slow)
+    await seeker.start(PARTS, theta0())
+    answer = holder.plane._part_here
+
+    async def slowly(tools: Any, digest: bytes) -> bytes:
+        await asyncio.sleep(0.35)
+        return await answer(tools, digest)
+
+    holder.plane._part_here = slowly  # type: ignore[method-assign]
+    holder.publish(theta0() / 7, 1)
+    plan = plan_for([holder], 1, (3,))
+    holder.begin(plan)
+    await holder.collected()
+    holder.plane.perform(ev.PushTo(seeker.contact))
+    for key, digest in holder.results.items():
+        seeker.plane.perform(ev.FetchPart(key, digest, (hidden(holder),)))
+    await seeker.collected()
+    assert not any(isinstance(event, ev.PartFetchFailed) for event in seeker.events)
+    await seeker.stop()
+
+
+async def test_a_new_push_takes_the_place_of_one_that_hangs(pair: tuple[ScriptedPeer, ScriptedPeer]) -> None:
+    holder, seeker = pair
+    hanging = asyncio.Event()
+
+    async def deaf(_: Any, context: Any) -> None:
+        hanging.set()
+        await asyncio.Event().wait()
+
+    serve = seeker.plane._pushes.serve
+    seeker.plane._pushes.serve = deaf  # type: ignore[method-assign, assignment]
+    holder.plane.perform(ev.PushTo(seeker.contact))
+    await asyncio.wait_for(hanging.wait(), 5)
+    seeker.plane._pushes.serve = serve  # type: ignore[method-assign]
+    seeker.plane.perform(ev.FetchState(0, (hidden(holder),)))
+    holder.plane.perform(ev.PushTo(seeker.contact))
+    assert await seeker.wait_for(ev.StateFetched) == ev.StateFetched(0, holder.vault.root(), holder.me)
 
 
 async def test_a_holder_that_does_not_come_is_named_and_the_next_one_is_asked(pair: tuple[ScriptedPeer, ScriptedPeer]) -> None:

@@ -59,7 +59,7 @@ def test_the_other_reducers_are_named_once_each() -> None:
 
 def test_parts_are_sent_to_one_reducer_after_another() -> None:
     sent = [(to, name.part) for name, to in book("ada").sending_order()]
-    assert sent == [("ada", 0), ("bob", 2), ("cyd", 5), ("ada", 1), ("bob", 3), ("bob", 4)]
+    assert sent == [("ada", 0), ("bob", 2), ("cyd", 5), ("bob", 3), ("ada", 1), ("bob", 4)]
 
 
 def test_no_two_peers_begin_at_the_same_reducer() -> None:
@@ -204,3 +204,12 @@ def test_the_result_is_complete_when_every_part_is_here() -> None:
         assert not books.complete()
         books.keep(key(part), bytes([part]) * 32)
     assert books.complete()
+
+
+def test_a_large_share_is_sent_all_the_time_and_not_at_the_end() -> None:
+    large, small = Contact("ada", "ada:1"), Contact("bob", "bob:1")
+    shares = (Share(large, Section.PARAMETERS, 0, 9), Share(small, Section.PARAMETERS, 9, 12))
+    plan = Plan(1, 1, 0, 0, 0, (Contribution("cyd", 1),), ("ada", "bob", "cyd"), shares, 30.0)
+    order = [reducer for _, reducer in RoundBook(plan, "cyd", 0.0).sending_order()]
+    assert len(order) == 12
+    assert [order[third : third + 4].count("bob") for third in (0, 4, 8)] == [1, 1, 1]

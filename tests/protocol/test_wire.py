@@ -18,6 +18,7 @@ from shoal.protocol import admin, enrolment, messages, transfers, wire
 from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError
 from shoal.protocol.generated import coordinator_pb2, peer_pb2
 from shoal.protocol.messages import (
+    FASTEST_BYTES_S,
     BuildOrigin,
     CatchUp,
     Commit,
@@ -66,6 +67,8 @@ def values(kind: Any, name: str, signed: bool = False) -> st.SearchStrategy[Any]
         return st.booleans()
     if kind is int:
         return st.integers(-1, 2**63 - 1) if signed else WHOLE
+    if kind is float and name in ("up_bytes_s", "down_bytes_s"):
+        return st.floats(0, FASTEST_BYTES_S)
     if kind is float:
         return st.floats(allow_nan=False, allow_infinity=name in ("loss", "bits_per_byte"))
     if kind is bytes:
@@ -332,3 +335,9 @@ def test_an_open_round_keeps_the_order_of_its_lease() -> None:
     body = wire.unpack(wire.pack(envelope)).body
     assert isinstance(body, Open)
     assert body.lease == lease
+
+
+@pytest.mark.parametrize("rate", [-1.0, 1e13, float("inf"), float("nan")])
+def test_a_link_that_cannot_be_is_refused(rate: float) -> None:
+    with pytest.raises(LocalProtocolError):
+        Heartbeat("training", up_bytes_s=rate)
