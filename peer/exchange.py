@@ -298,7 +298,7 @@ class Exchange:
             except CodecError as error:
                 self.tools.emit(ContributionRefused(key, me, self.own_fault(key, error)))
                 continue
-            self._hold(key, me, memoryview(payload))
+            self._hold(key, me, await self._placed(memoryview(payload)))
 
     # --- as reducer -------------------------------------------------------------------------------------------------------------
 
@@ -332,38 +332,50 @@ class Exchange:
             return "contribution that was here already"
         return ""
 
-    def take(self, header: FrameHeader, payload: memoryview, peer: PeerId) -> None:
-        """A contribution came in: check it, and hold it until the engine says what becomes of it."""
+    async def take(self, header: FrameHeader, payload: memoryview, peer: PeerId) -> None:
+        """A contribution came in: check it, and hold it until the engine says what becomes of it. Cut short, it never came."""
         key = header.key
         if reason := self.refusal(header, payload, peer):
             self.tools.dropped[reason] += 1
             return
-        self._arrives(key, peer)
         try:
             # On the event loop: for int8 this reads the scales only, which is cheaper than asking a thread to.
             self.tools.send_codec.check(payload, self.spans(key), float(self.weights[peer]))
         except CodecError as error:
+            self._arrives(key, peer)
             self.tools.emit(ContributionRefused(key, peer, str(error)))
-        else:
-            self._hold(key, peer, payload)
+            return
+        placed = await self._placed(payload)
+        if reason := self.refusal(header, payload, peer):  # it came on another stream meanwhile
+            self.tools.dropped[reason] += 1
+            self._forget(placed)
+            return
+        self._arrives(key, peer)
+        self._hold(key, peer, placed)
 
-    def _hold(self, key: PartKey, peer: PeerId, payload: memoryview) -> None:
+    def _hold(self, key: PartKey, peer: PeerId, payload: memoryview | Spilled) -> None:
         if not self.over:
-            self._held[key, peer] = self._placed(payload)
+            self._held[key, peer] = payload
             self._held_bytes[peer] += len(payload)
             self.tools.emit(ContributionArrived(key, peer))
 
-    def _placed(self, payload: memoryview) -> memoryview | Spilled:
+    async def _placed(self, payload: memoryview) -> memoryview | Spilled:
         """The contribution in memory or, where there is a budget and it is spent, on disk."""
         room = self.tools.room
         if room is not None and self.in_memory + len(payload) > room.limit_bytes:
             try:
                 self._spill = self._spill or SpillFile(room.directory)
-                return self._spill.keep(payload)
+                spilled = self._spill.reserve(len(payload))
+                await self.tools.workers.part(spilled.write, payload)
+                return spilled
             except OSError as error:
                 LOG.warning("contributions take more memory than they may: %s: %s", room.directory, error.strerror or error)
         self.in_memory += len(payload)
         return payload
+
+    def _forget(self, payload: memoryview | Spilled) -> None:
+        """What `_placed` gave is not needed any more."""
+        self.in_memory -= len(payload) if isinstance(payload, memoryview) else 0
 
     def hand_over(self, key: PartKey, peer: PeerId) -> memoryview | Spilled | None:
         """Hand out a held contribution to be added; `done_with` it when that is done."""
@@ -376,7 +388,7 @@ class Exchange:
 
     def done_with(self, peer: PeerId, payload: memoryview | Spilled) -> None:
         """Nobody needs a contribution's bytes any more: more of its sender's may come."""
-        self.in_memory -= len(payload) if isinstance(payload, memoryview) else 0
+        self._forget(payload)
         self._held_bytes[peer] -= len(payload)
         if peer in self.inbound:
             self.inbound[peer].room.set()
@@ -707,7 +719,7 @@ class Inbound:
             await exchange.received(frame)
             header, payload = frames.decode(frame)
             payload = await exchange.unpacked(header, payload, exchange.tools.send_codec)
-            exchange.take(header, payload, self._peer)
+            await exchange.take(header, payload, self._peer)
         await self._ended.wait()
 
     async def _write(self) -> None:

@@ -1,8 +1,8 @@
 """Contributions that find no room in memory wait on disk instead, so that a volunteer's memory budget holds nobody up.
 
-Rule: a file per round, which has no name and is gone with its last reader. Bytes go in on the event loop, a message at a time (a
-copy into the system's page cache, which it takes back when memory is short), and come out in the thread that adds them. Neighbours:
-`exchange` decides what waits where, `reduction` reads it back.
+Rule: a file per round, which has no name and is gone with its last reader. The event loop only says where in it a contribution
+goes; writing and reading are for the workers, because a disk may be slow. Neighbours: `exchange` decides what waits where,
+`reduction` reads it back.
 """
 
 from __future__ import annotations
@@ -25,14 +25,20 @@ class _NamelessFile:
 
 @dataclass(frozen=True)
 class Spilled:
-    """Where the bytes of one contribution lie."""
+    """Where the bytes of one contribution lie. Both methods may be called from any thread."""
 
     file: _NamelessFile
     offset: int
     length: int
 
+    def write(self, payload: memoryview) -> None:
+        """Put them there. Raises OSError when there is no room."""
+        written = 0
+        while written < self.length:
+            written += os.pwrite(self.file.descriptor, payload[written:], self.offset + written)
+
     def read(self) -> memoryview:
-        """The bytes. May be called from any thread."""
+        """The bytes that were written."""
         return memoryview(os.pread(self.file.descriptor, self.length, self.offset))
 
     def __len__(self) -> int:
@@ -43,15 +49,12 @@ class SpillFile:
     """One round's contributions on disk."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises OSError when there is no room, as `keep` does."""
+        """Raises OSError when there is no place for it."""
         self._file = _NamelessFile(directory)
         self._end = 0
 
-    def keep(self, payload: memoryview) -> Spilled:
-        """Write a contribution."""
-        written = 0
-        while written < len(payload):
-            written += os.pwrite(self._file.descriptor, payload[written:], self._end + written)
-        spilled = Spilled(self._file, self._end, len(payload))
-        self._end += len(payload)
+    def reserve(self, length: int) -> Spilled:
+        """A place for a contribution."""
+        spilled = Spilled(self._file, self._end, length)
+        self._end += length
         return spilled
