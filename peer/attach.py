@@ -157,6 +157,13 @@ class Crashed:
 
 
 @dataclass(frozen=True)
+class SmallerBatch:
+    """Trainer: "memory does for so many samples at a time; tell whoever comes after me"."""
+
+    micro_batch: int
+
+
+@dataclass(frozen=True)
 class ModelWritten:
     """Trainer: "the model is on disk, and this is what it writes"."""
 
@@ -165,7 +172,9 @@ class ModelWritten:
 
 
 ToTrainer = Configure | UseVault | TurnedAway | Stop | Train | Relabel | WrapUp | EvaluateState | Export | BuildState
-FromTrainer = Built | Attached | Failed | Crashed | Progressed | Published | EvaluationDone | ModelWritten | OriginReady
+FromTrainer = (
+    Built | Attached | Failed | Crashed | SmallerBatch | Progressed | Published | EvaluationDone | ModelWritten | OriginReady
+)
 Command = Train | Relabel | WrapUp | EvaluateState | Export | BuildState
 """Effects of the engine that the trainer performs."""
 
@@ -535,6 +544,8 @@ class TrainerHost:
                 self._give_up(TrainerError(message.reason, message.fix))
             case Crashed():
                 self._reason = message.reason
+            case SmallerBatch(micro_batch):
+                self._settings = dataclasses.replace(self._settings, micro_batch=max(1, micro_batch))
             case ModelWritten():
                 self._callbacks.tell(f"the model writes:\n{message.sample}")
                 self._callbacks.emit(Exported(message.where))

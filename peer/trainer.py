@@ -52,6 +52,7 @@ from shoal.peer.attach import (
     Failed,
     Link,
     ModelWritten,
+    SmallerBatch,
     Stop,
     TrainerError,
     TrainerSettings,
@@ -144,6 +145,7 @@ class Trainer:
         if trouble:
             self.task.module.zero_grad(set_to_none=True)
             free_memory(self.device)
+            link.send(SmallerBatch(self.micro_batch))
             return self.give_up(order, vault, score, trouble)
         self.short_rounds = 0
         delta = self.layout.gather(self.task.module, vault.begin_publish())

@@ -32,6 +32,7 @@ from shoal.peer.attach import (
     DaemonOccupied,
     HostCallbacks,
     Link,
+    SmallerBatch,
     Stop,
     TrainerHost,
     TrainerSettings,
@@ -458,6 +459,21 @@ def test_without_a_daemon_a_script_is_told_so(tmp_path: Path) -> None:
 
 
 # --- real processes -------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_next_trainer_begins_with_the_micro_batch_that_was_found(daemon: MakeDaemon, tmp_path: Path) -> None:
+    one = daemon()
+    await one.host.start(spec(tmp_path).to_json())
+    first = Link(str(one.host.socket_path))
+    assert (await asyncio.to_thread(first.expect, Configure)).settings.micro_batch == 0
+    first.send(SmallerBatch(2))
+    first.close()
+    async with asyncio.timeout(10):
+        while one.host._settings.micro_batch != 2 or one.host._writer is not None:
+            await asyncio.sleep(0.01)
+    second = Link(str(one.host.socket_path))
+    assert (await asyncio.to_thread(second.expect, Configure)).settings.micro_batch == 2
+    second.close()
 
 
 @pytest.mark.slow

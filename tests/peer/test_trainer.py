@@ -20,7 +20,7 @@ from shoal.compression.codec import codec
 from shoal.optim.diloco import DiLoCo
 from shoal.optim.inner import InnerTraining, inner_optimizer
 from shoal.optim.schedule import Schedule
-from shoal.peer.attach import Link, Stop, ToTrainer, TrainerError, TrainerSettings
+from shoal.peer.attach import Link, SmallerBatch, Stop, ToTrainer, TrainerError, TrainerSettings
 from shoal.peer.data import Corpus, Text, sample_at
 from shoal.peer.events import EvaluateState, Progressed, Published, Relabel, Train, WrapUp
 from shoal.peer.task import Task
@@ -453,8 +453,9 @@ def test_a_delta_that_is_not_finite_is_named_by_tensor_and_count(bench: Make) ->
 
 
 def test_a_step_that_runs_out_of_memory_skips_the_round_and_halves_the_micro_batch_until_it_fits(bench: Make) -> None:
-    one = bench(out_of_memory_above=1)
-    first = one.train()
+    one, link = bench(out_of_memory_above=1), FakeLink()
+    first = one.train(link=cast(Link, link))
+    assert link.sent == [SmallerBatch(2)]
     assert (first.round, first.trained, first.weight, first.steps, one.trainer.micro_batch) == (9, 0, 0, 0, 2)
     assert first.note == "out of memory with 4 samples at a time; the next round is tried with 2"
     assert one.vault.trained == 0
