@@ -14,6 +14,7 @@ fingerprints, `admission` who may come in, `views` what operators see, `server` 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from typing import assert_never
 
@@ -142,6 +143,12 @@ REACHABLE_FIX = (
     "let one peer listen on an address that the others reach (--listen, --advertise), or start one that is dialable with"
     " `shoal peer join --helper`; the coordinator's machine can run it"
 )
+LOOK_S = 0.25
+"""How often heartbeats make the coordinator add up what the members have trained."""
+LARGEST_NORM = 1e12
+"""A claim beyond that is shown as that."""
+NAMED = 5
+"""Members that a wait names; the others are counted."""
 SILENCE_S = 5.0
 """A wait longer than this is explained to those who wait."""
 FRESH_HEARTBEATS = 1.5
@@ -243,8 +250,7 @@ class Core:
 
     def _round_deadlines(self, round_: Round) -> list[float]:
         if round_.state is RoundState.GATHERING:
-            said = [] if round_.first_ready_at is None else [round_.first_ready_at + SILENCE_S]
-            return [at for at in (round_.look_again_at, *said) if self._clock < at < math.inf]
+            return [at for at in (round_.look_again_at, round_.explain_at) if self._clock < at < math.inf]
         times = [round_.planned_at + round_.deadlines.reduce_s]
         if round_.planned_at + SILENCE_S > self._clock:
             times.append(round_.planned_at + SILENCE_S)
@@ -274,7 +280,9 @@ class Core:
             case Hello():
                 self.stale += 1
             case Heartbeat():
-                presence.heartbeat, presence.beat_at = body, now
+                presence.heartbeat, presence.beat_at = gathering.believable(body), now
+                if self.round is not None and self.spec.round.stop == "samples":
+                    self.round.look_again_at = min(self.round.look_again_at, self.round.looked_at + LOOK_S)
             case StateReady():
                 self._state_ready(presence, body, now)
             case Locate():
@@ -581,7 +589,8 @@ class Core:
         peer = self.ledger.members[presence.session].peer
         reports = self._reports.setdefault(said.version, {})
         cosine = max(-1.0, min(1.0, said.cosine))
-        report = Report(peer, said.sent_bytes, said.received_bytes, said.train_s, said.wait_s, said.norm, cosine)
+        norm = gathering.within(said.norm, LARGEST_NORM)
+        report = Report(peer, said.sent_bytes, said.received_bytes, said.train_s, said.wait_s, norm, cosine)
         reports.setdefault(presence.session, report)
         if said.version == self.ledger.version and {p.session for p in self._roster.active()} <= reports.keys():
             self._journal_reports()
@@ -679,9 +688,8 @@ class Core:
         if ledger.paused:
             return Waiting("an operator to resume the run", 0, 1, "shoal admin resume")
         if round_ is not None:
-            late = round_.first_ready_at is not None and now >= round_.first_ready_at + SILENCE_S
-            if round_.state is RoundState.GATHERING and late:
-                names = ", ".join(self._roster.name(session) for session in sorted(round_.members - round_.ready.keys()))
+            if round_.state is RoundState.GATHERING and now >= round_.explain_at:
+                names = self._names(round_.members - round_.ready.keys())
                 have, need = len(round_.ready), len(round_.members)
                 return Waiting(
                     f"{names or 'a reconnecting member'} to finish training in round {round_.id}", have, need, "nothing to do"
@@ -690,10 +698,10 @@ class Core:
                 parts, decided = len(round_.reducer_of), len(round_.decisions)
                 if decided < parts:
                     members = [self.ledger.member_of(peer) for peer in round_.undecided_reducers()]
-                    names = ", ".join(self._roster.name(member.session) for member in members if member is not None)
+                    names = self._names({member.session for member in members if member is not None})
                     by = f" by {names}" if names else ""
                     return Waiting(f"round {round_.id} to be reduced{by}", decided, parts, "nothing to do")
-                names = ", ".join(self._roster.name(session) for session in sorted(round_.missing()))
+                names = self._names(round_.missing())
                 have, need = len(round_.complete()), len(round_.collectors)
                 return Waiting(f"{names or 'members'} to receive the result of round {round_.id}", have, need, "nothing to do")
             return Waiting()
@@ -714,6 +722,11 @@ class Core:
         if len(active) > 1 and not any(self._roster.dialable(p.session) for p in active):
             return Waiting("a member that others can dial", 0, 1, REACHABLE_FIX)
         return Waiting()
+
+    def _names(self, sessions: Collection[int]) -> str:
+        """Who these are, in a line that is never long: everybody hears it."""
+        named = [self._roster.name(session) for session in sorted(sessions)[:NAMED]]
+        return ", ".join(named) + (f" and {len(sessions) - NAMED} more" if len(sessions) > NAMED else "")
 
     def _why_too_few(self, active: int, need: int) -> Waiting:
         """Members that can train are missing: because they are still getting ready, because none has the state, or at all."""
@@ -769,6 +782,9 @@ class Core:
         self.round = Round(record, now)
         self.round.quotas = {session: rations[peer].quota for session, peer in peers.items()}
         gathering.prepare(self.spec, self.round, peers, self._roster.presences, self._pace)
+        self.round.relabelled = self._abandoned_in_a_row > 0
+        self.round.leases = {session: total(ledger.members[session].lease) for session in peers}
+        self.round.explain_at = now + max((SILENCE_S, *self.round.limits.values()))
         self._enough_since = None
         for presence in members:
             self._send_open(presence.session, self.round)
@@ -804,17 +820,18 @@ class Core:
         leased = total(self.ledger.members[presence.session].lease)
         samples = min(max(0, said.samples), leased)
         weight = samples * self.spec.data.sequence_length
-        if said.weight != weight:
-            self._log(f"{self._roster.name(presence.session)} claims {said.weight} tokens, its lease allows {weight}", "warning")
-        if said.note:
-            self._log(f"{self._roster.name(presence.session)} contributes nothing to round {round_.id}: {said.note}", "warning")
-        if round_.first_ready_at is None:
-            round_.first_ready_at = now
-        if presence.session not in round_.ready:
+        if presence.session not in round_.ready_at:  # said again, it is neither measured nor remarked upon again
+            name = self._roster.name(presence.session)
+            if said.weight != weight:
+                self._log(f"{name} claims {said.weight} tokens, its lease allows {weight}", "warning")
+            if said.note:
+                self._log(f"{name} contributes nothing to round {round_.id}: {said.note}", "warning")
             round_.ready_at[presence.session] = now
+            round_.explain_at = min(round_.explain_at, now + SILENCE_S)
             pace = self._pace[round_.peers[presence.session]]
             gathering.note_ready(self.spec, round_, presence.session, said, now, pace)
-        round_.ready[presence.session] = replace(said, samples=samples, weight=weight)
+        norm = gathering.within(said.norm, LARGEST_NORM)
+        round_.ready[presence.session] = replace(said, samples=samples, weight=weight, norm=norm)
 
     def _is_current(self, said: int, round_: Round) -> bool:
         """Whether a message about round `said` is about the round in flight."""
@@ -916,14 +933,14 @@ class Core:
         """Ask for what they have those who are late. Whether nobody is waited for any more."""
         hurry = self.ledger.stopping is not None
         seen = (len(round_.members), len(round_.ready), len(round_.wrapped), hurry)
-        if seen == round_.seen and now < round_.look_again_at and self.spec.round.stop != "samples":
+        if seen == round_.seen and now < round_.look_again_at:
             return round_.late
         outlook = gathering.look(self.spec, round_, self._roster.presences, now, hurry)
         for session in sorted(outlook.wrap):
             round_.wrapped[session] = now
             self._send(session, Wrap(round_.id))
         round_.seen, round_.look_again_at = (*seen[:2], len(round_.wrapped), hurry), outlook.look_again_at
-        round_.late = outlook.late
+        round_.late, round_.looked_at = outlook.late, now
         return outlook.late
 
     def all_are_ready(self, round_: Round, members: set[int]) -> bool:
@@ -979,7 +996,8 @@ class Core:
         quorum = self.spec.round.gather == "quorum"
         delivery_s = self._pace.delivery_limit(collectors, timing.delivery_s, least_s, quorum)
         # Contributions, the same again for results, and as much for whatever else was not measured.
-        reduce_s = min(timing.reduce_s, 3 * part_s + delivery_s) if part_s < timing.part_s else timing.reduce_s
+        patience_s = max(3 * part_s + delivery_s, timing.lost_after_s + timing.grace_s)  # who stands still is forgiven as long
+        reduce_s = min(timing.reduce_s, patience_s) if part_s < timing.part_s else timing.reduce_s
         gather_s = max((round_.limits[s] + round_.graces[s] for s in round_.limits), default=timing.gather_s)
         return Limits(min(gather_s, timing.gather_s), part_s, reduce_s, delivery_s)
 
@@ -990,10 +1008,8 @@ class Core:
             ready = round_.ready.get(session)
             took = round_.ready_at[session] - round_.opened_at if ready is not None else 0.0
             weight, norm = (ready.weight, ready.norm) if ready is not None else (0, 0.0)
-            member = self.ledger.members.get(session) or self.ledger.limbo.get(session)
-            name = member.name if member is not None else ""
             outcome = round_.outcome(session, parts[peer], session in self._roster)
-            shown.append(Showing(peer, name, outcome, weight, took, round_.limits[session], norm))
+            shown.append(Showing(peer, outcome, weight, took, round_.limits[session], norm))
         return tuple(shown)
 
     def _commit(self, round_: Round, now: float) -> None:

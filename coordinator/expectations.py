@@ -38,6 +38,7 @@ def gather_s(spec: RunSpec, speeds: Sequence[float]) -> float:
         case "time":
             return spec.round.seconds
         case "samples":
-            return spec.round.samples * spec.data.sequence_length / sum(known) if known else 0.0
+            needed = spec.round.samples * spec.data.sequence_length / sum(known) if known else 0.0
         case _:
-            return max((spec.tokens_per_round / speed for speed in known), default=0.0)
+            needed = max((spec.tokens_per_round / speed for speed in known), default=0.0)
+    return min(needed, spec.timing.gather_s)

@@ -16,18 +16,31 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.coordinator.pace import Pace, PeerPace, Recent
 from shoal.coordinator.roster import Presence
 from shoal.coordinator.rounds import Round
-from shoal.protocol.messages import PeerId, Ready
+from shoal.protocol.messages import Heartbeat, PeerId, Ready
 from shoal.protocol.spec import RunSpec
 
 AHEAD = 1.5
 """Samples leased per sample expected where time ends the training, so that a peer that got faster does not run dry."""
+FASTEST = 1e12
+"""Tokens per second; who claims more, or less than one in a thousand seconds, is taken to have said nothing of its speed."""
 SPEEDUP = 4.0
 """A claim to have trained more than this many times faster than the coordinator's own clock says is not believed."""
+
+
+def within(value: float, largest: float) -> float:
+    """A peer's claim as a number that does no harm: from 0 to `largest`."""
+    return min(max(0.0, value), largest) if math.isfinite(value) else 0.0
+
+
+def believable(beat: Heartbeat) -> Heartbeat:
+    """A heartbeat whose speed can be calculated with."""
+    speed = beat.tokens_per_s
+    return beat if 1e-3 <= speed <= FASTEST or speed == 0.0 else replace(beat, tokens_per_s=0.0)
 
 
 @dataclass(frozen=True)
@@ -92,16 +105,25 @@ def grace(spec: RunSpec, pace: PeerPace, presence: Presence) -> float:
 
 
 def together(spec: RunSpec, round_: Round, presences: Mapping[int, Presence], now: float) -> tuple[float, float]:
-    """Samples that the members have by now, those in training estimated from their last heartbeat, and how many per second more."""
+    """Samples that the members have by now, those in training estimated from their last heartbeat, and how many per second more.
+
+    What is only claimed counts within limits: no more than the member was leased, nor half of the target while there are others, at
+    a speed not beyond SPEEDUP times the middle one. So nobody ends the round for all by a claim.
+    """
     done, rate = float(sum(ready.samples for ready in round_.ready.values())), 0.0
-    for session in round_.members - round_.ready.keys():
-        presence = presences[session]
+    training = [presences[session] for session in sorted(round_.members - round_.ready.keys())]
+    beats = [presence for presence in training if presence.heartbeat.round == round_.id and presence.connection is not None]
+    if not beats:
+        return done, rate
+    middle = statistics.median(presence.heartbeat.tokens_per_s for presence in beats)
+    largest = spec.round.samples / 2 if len(round_.members) > 1 else math.inf
+    for presence in beats:
         beat = presence.heartbeat
-        if beat.round != round_.id or presence.connection is None:
-            continue
-        speed = beat.tokens_per_s / spec.data.sequence_length
-        done += beat.samples + speed * min(max(0.0, now - presence.beat_at), 2 * spec.timing.heartbeat_s)
-        rate += speed
+        speed = min(beat.tokens_per_s, SPEEDUP * middle) / spec.data.sequence_length
+        claim = beat.samples + speed * min(max(0.0, now - presence.beat_at), 2 * spec.timing.heartbeat_s)
+        most = min(largest, round_.leases[presence.session])
+        done += min(claim, most)
+        rate += speed if claim < most else 0.0
     return done, rate
 
 
@@ -129,12 +151,12 @@ def note_ready(spec: RunSpec, round_: Round, session: int, said: Ready, now: flo
     if trained <= 0:
         return
     waited = now - round_.opened_at
-    took = max(waited, said.train_s)
-    if spec.round.stop == "steps":
-        pace.turn.add(took * max(1.0, round_.quotas[session] / trained))
-    elif asked is None:
-        pace.turn.add(took)
-    pace.speed.add(trained / max(said.train_s, waited / SPEEDUP, 1e-3))
+    if spec.round.stop == "steps" and not round_.relabelled:
+        pace.turn.add(waited * max(1.0, round_.quotas[session] / trained))
+    elif asked is None and not round_.relabelled:
+        pace.turn.add(waited)
+    if said.train_s < math.inf:
+        pace.speed.add(trained / max(said.train_s, waited / SPEEDUP, 1e-3))
 
 
 def note_late(round_: Round, presences: Mapping[int, Presence], now: float, pace: Pace) -> list[int]:

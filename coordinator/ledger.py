@@ -42,6 +42,8 @@ from shoal.protocol.messages import NO_VERSION, PeerId, Span
 
 KEPT_FINGERPRINTS = 64
 KEPT_ROUNDS = 1000
+KEPT_SHOWINGS = 32
+"""Rounds of which it is kept what each member did."""
 
 
 def total(spans: Iterable[Span]) -> int:
@@ -134,6 +136,7 @@ class RoundSummary:
     expected_bytes: int = 0
     limits: Limits = field(default_factory=Limits)
     showings: tuple[Showing, ...] = ()
+    """Of the newest rounds only."""
     claims: dict[PeerId, tuple[float, float]] = field(default_factory=dict)
     """Norm and cosine that peers reported after they had applied the entry."""
 
@@ -222,6 +225,8 @@ class Ledger:
                     self._take(grant)
                 summary = RoundSummary(record.round, tuple(self.members[session].peer for session in record.members))
                 summary.expected_weight, summary.expected_gather_s = record.expected_tokens, record.expected_gather_s
+                if len(self.history) >= KEPT_SHOWINGS:
+                    self.history[-KEPT_SHOWINGS].showings, self.history[-KEPT_SHOWINGS].claims = (), {}
                 self.history.append(summary)
             case RoundCommitted():
                 self._commit(record)

@@ -22,6 +22,8 @@ LEAST_SPREAD = 0.125
 """Of the median: nothing is so regular that half as much again would be suspicious."""
 NORMAL = 1.4826
 """From the median of absolute deviations to the standard deviation of a normal distribution."""
+LARGEST = 1e12
+"""Nothing that is measured is larger; so no sum of them is infinite."""
 PEERS_KEPT = 4096
 """Beyond that, who was measured longest ago is forgotten."""
 
@@ -37,7 +39,7 @@ class Recent:
 
     def add(self, value: float) -> None:
         """One more measurement."""
-        self._values.append(max(0.0, value))
+        self._values.append(min(max(0.0, value), LARGEST))
 
     @property
     def median(self) -> float:

@@ -106,7 +106,6 @@ class Showing:
     """What one member did in a round, as `RoundPeerView` shows it."""
 
     peer: PeerId
-    name: str
     outcome: str
     weight: int = 0
     ready_s: float = 0.0

@@ -11,6 +11,7 @@ Neighbours: `core` feeds it and journals its outcome; `ledger` holds what surviv
 from __future__ import annotations
 
 import enum
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -77,7 +78,12 @@ class Round:
     weights: dict[PeerId, int] = field(default_factory=dict)
     sessions: dict[PeerId, int] = field(default_factory=dict)
     """Whose lease a contribution of the plan spends."""
-    first_ready_at: float | None = None
+    explain_at: float = math.inf
+    """When those who are ready, or everybody if nobody is, are told whom the round waits for."""
+    relabelled: bool = False
+    """The round before was abandoned: trainings that are under way may have begun before this one opened."""
+    leases: dict[int, int] = field(default_factory=dict)
+    """Samples leased to each member."""
     ready_at: dict[int, float] = field(default_factory=dict)
     """When each session first said that it was ready."""
     heard_at: dict[int, float] = field(default_factory=dict)
@@ -96,6 +102,7 @@ class Round:
     """Members that the last rounds closed without: not waited for until they have caught up."""
     quorum: int = 0
     """Members that are enough, with gather = "quorum"."""
+    looked_at: float = 0.0
     late: bool = False
     """Nobody is waited for any more, if enough are ready."""
     look_again_at: float = 0.0

@@ -6,7 +6,7 @@ Neighbours: `core` answers operators with these; `shoal admin` shows them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.coordinator.ledger import Ledger, RoundSummary
@@ -15,7 +15,7 @@ from shoal.coordinator.records import Showing
 from shoal.coordinator.roster import Presence, Roster
 from shoal.coordinator.rounds import Round, RoundState
 from shoal.protocol.admin import Contributor, Leaderboard, Peers, PeerView, RoundPeerView, Rounds, RoundView, Status
-from shoal.protocol.messages import NO_VERSION, Notice
+from shoal.protocol.messages import NO_VERSION, Notice, PeerId
 from shoal.protocol.spec import RunSpec
 
 
@@ -77,7 +77,9 @@ def rounds(ledger: Ledger, limit: int) -> Rounds:
     """The last rounds, newest last, each with what the ones before it let expect."""
     history = list(ledger.history)
     first = max(0, len(history) - max(1, limit))
-    return Rounds(tuple(_round(history[index], history[max(0, index - KEPT) : index]) for index in range(first, len(history))))
+    names = {peer: did.name for peer, did in ledger.contributions.items()}
+    names |= {member.peer: member.name for member in (*ledger.limbo.values(), *ledger.members.values())}
+    return Rounds(tuple(_round(history[at], history[max(0, at - KEPT) : at], names) for at in range(first, len(history))))
 
 
 def leaderboard(ledger: Ledger, limit: int) -> Leaderboard:
@@ -91,7 +93,7 @@ def leaderboard(ledger: Ledger, limit: int) -> Leaderboard:
     return Leaderboard(tuple(rows), ledger.committed_tokens)
 
 
-def _round(summary: RoundSummary, before: Sequence[RoundSummary]) -> RoundView:
+def _round(summary: RoundSummary, before: Sequence[RoundSummary], names: Mapping[PeerId, str]) -> RoundView:
     committed = [earlier for earlier in before if earlier.state == "committed"]
 
     def usual(times: Iterable[float]) -> float:
@@ -125,15 +127,18 @@ def _round(summary: RoundSummary, before: Sequence[RoundSummary]) -> RoundView:
         usual_gather_s=usual(earlier.gather_s for earlier in committed),
         usual_reduce_s=usual(earlier.reduce_s for earlier in committed),
         usual_commit_s=usual(earlier.commit_s for earlier in committed),
-        peers=tuple(_shown(showing, *summary.claims.get(showing.peer, (0.0, 0.0))) for showing in summary.showings),
+        peers=tuple(
+            _shown(showing, names.get(showing.peer, ""), *summary.claims.get(showing.peer, (0.0, 0.0)))
+            for showing in summary.showings
+        ),
     )
 
 
-def _shown(showing: Showing, norm: float, cosine: float) -> RoundPeerView:
+def _shown(showing: Showing, name: str, norm: float, cosine: float) -> RoundPeerView:
     """What a peer said when it was ready, and then, when it had applied the entry, of the parts that contain its work."""
     return RoundPeerView(
         showing.peer,
-        showing.name,
+        name,
         showing.outcome,
         showing.weight,
         showing.ready_s,

@@ -131,6 +131,9 @@ STALLED = "the trainer to finish a step"
 FINISH_ROUND_S, LEAVE_S = 1.5, 2.5
 """How long leaving waits for the round in hand, and, in all, for the coordinator's last word."""
 
+OVERDUE = 2
+"""After so many trainings in a row that came too late, what is pending is offered before more is added to it: this peer's inner
+steps take longer than rounds."""
 OLD_SELF_S = 20.0
 """How long a restarted peer is patient with a coordinator that still believes in its old connection."""
 
@@ -190,8 +193,10 @@ class Engine:
         """The trainer's last word on the round in `opened`."""
         self._at_risk = kept.trained > 0
         """Pending work was sent for a round whose outcome has not reached the state here: an entry may contain it."""
-        self.overdue = False
-        """An entry was made without the work that is pending here: it is offered before more is added to it."""
+        self.missed = 0
+        """Trainings in a row whose work came too late for the round that it was made for."""
+        self._fresh = False
+        """The last training's work is pending, and no entry was made without it yet."""
         self.reduction: RoundBook | None = None
         self.kept_rounds: set[int] = set()
         """Rounds whose bytes the daemon still keeps."""
@@ -567,7 +572,7 @@ class Engine:
         self._forget_rounds(commit.round)
         ready_round, train_s, ready_at = self._last_ready
         cost = (train_s, self._clock - ready_at) if ready_round == commit.round else (0.0, 0.0)
-        self.overdue = self.trained > 0
+        self._note_missed()
         self._say(Applied(event.version, event.sent_bytes, event.received_bytes, *cost, event.norm, event.cosine))
         if self.opened is not None and self.opened.round <= commit.round:
             self.opened, self.published = None, None
@@ -615,7 +620,7 @@ class Engine:
             self.stale += 1
             self._drop_pending()
             return
-        self.trained, self._norm = event.trained, event.norm
+        self.trained, self._norm, self._fresh = event.trained, event.norm, event.trained > 0
         if self.opened is not None and self.opened.round == round_id:
             self.published, self._published_at = event, now
             if event.note:
@@ -677,7 +682,7 @@ class Engine:
         if self._leave_at is not None:
             return
         self._at_risk = False  # a round opens when all before it are decided, and the state here is what came of them
-        if self.overdue or opened.round == self._wrapped or sum(map(len, opened.lease)) <= self.trained:
+        if self.missed >= OVERDUE or opened.round == self._wrapped or sum(map(len, opened.lease)) <= self.trained:
             self._publish_pending(opened.round)
         elif self._trainer:
             self.training = opened.round
@@ -700,8 +705,16 @@ class Engine:
 
     def _drop_pending(self) -> None:
         """What was trained and not committed no longer counts."""
-        self.trained, self.overdue, self._at_risk, self._norm = 0, False, False, 0.0
+        self.trained, self.missed, self._fresh, self._at_risk, self._norm = 0, 0, False, False, 0.0
         self._emit(DropPending())
+
+    def _note_missed(self) -> None:
+        """The state moved on: with the work that was pending here, or without it."""
+        if not self.trained:
+            self.missed = 0
+        elif self._fresh:
+            self.missed += 1
+        self._fresh = False
 
     def _trainer_moved(self, now: float) -> None:
         """The trainer began, or finished a step."""
@@ -936,7 +949,7 @@ class Engine:
                 if self._at_risk or self._suspect:
                     # An entry that is skipped may contain it, or it was trained from a bad copy; its samples stay leased.
                     self._drop_pending()
-                self.overdue = self.trained > 0
+                self._note_missed()
                 self._emit(FetchState(offer.version, offer.contacts))
             elif self._trainer:
                 self._ask(Locate(NO_VERSION, self._failed))

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from shoal.coordinator import gathering
+from shoal.coordinator.events import Log
 from shoal.coordinator.gathering import quorum_size, share_out
 from shoal.coordinator.pace import Pace
 from shoal.coordinator.records import RoundCommitted, SessionEnded
 from shoal.protocol.admin import GetRounds, Rounds, RoundView
-from shoal.protocol.messages import Abandoned, Applied, Heartbeat, Open, Plan, Ready, StopRule, Wrap
+from shoal.protocol.messages import Abandoned, Applied, Heartbeat, Notice, Open, Plan, Ready, StopRule, Wrap
 from shoal.protocol.spec import RunSpec
+from shoal.protocol.wire import pack_reply, unpack_reply
 from tests.coordinator.test_core import GATHER_S, GRACE_S, Peer, Stage, spec
 
 HEARTBEAT_S = 2.0
@@ -170,7 +173,7 @@ def test_reducers_wait_for_contributions_as_long_as_was_measured() -> None:
 
 
 def test_a_round_is_given_up_after_what_was_measured_and_the_next_gets_twice_as_long() -> None:
-    stage = Stage()
+    stage = Stage(spec(timing={"lost_after_s": 30.0}))
     ada, bob = peers = stage.members("ada", "bob")
     for _ in range(2):
         turn(stage, ada, 1.0)
@@ -181,7 +184,10 @@ def test_a_round_is_given_up_after_what_was_measured_and_the_next_gets_twice_as_
         turn(stage, ada, 1.0)
         turn(stage, bob, 1.0)
         ada.forget()
-        stage.wait(3 * patience + HEARTBEAT_S - 0.1)
+        for _ in range(10):
+            stage.wait((3 * patience + HEARTBEAT_S - 0.1) / 10)
+            ada.says(Heartbeat())
+            bob.says(Heartbeat())
         assert not ada.all(Abandoned)
         stage.wait(0.2)
         assert ada.last(Abandoned).reason == f"no commit within {3 * patience + HEARTBEAT_S:g} s of its plan"
@@ -214,6 +220,49 @@ def test_a_commit_waits_for_deliveries_as_long_as_was_measured() -> None:
     stage.wait(0.2)
     assert len(stage.journaled(RoundCommitted)) == 3
     assert stage.journaled(RoundCommitted)[-1].limits.delivery_s == 15.0
+
+
+def test_a_reducer_that_stands_still_is_forgiven_as_long_as_elsewhere() -> None:
+    stage = Stage(spec(timing={"lost_after_s": 30.0}))
+    peers = stage.members("ada", "bob")
+    for _ in range(2):
+        for peer in peers:
+            turn(stage, peer, 1.0)
+        stage.wait(0.1)
+        commit(stage, peers)
+    assert stage.journaled(RoundCommitted)[-1].limits.part_s == 2.0
+    assert stage.journaled(RoundCommitted)[-1].limits.reduce_s == 30.0 + GRACE_S
+
+
+def test_a_ready_that_is_said_again_is_neither_measured_nor_remarked_upon_again() -> None:
+    stage = Stage()
+    ada, bob = stage.members("ada", "bob")
+    stage.wait(10.0)
+    for _ in range(50):
+        ada.says(Ready(0, 7, 4, 2, note="not finite"))
+        stage.wait(1.0)
+    assert sum(isinstance(effect, Log) for effect in stage.steps if "ada (ada) claims" in getattr(effect, "text", "")) == 1
+    turn(stage, bob, 60.0)
+    commit(stage, [ada, bob])
+    assert stage.core.round is not None
+    assert stage.core.round.limits[ada.session] == 15.0
+
+
+def test_a_round_in_which_nobody_gets_ready_is_explained_too() -> None:
+    stage = Stage(spec(timing={"gather_s": 60.0}))
+    (ada,) = stage.members("ada")
+    stage.wait(61.0)
+    assert ada.last(Notice).waiting_for == "ada (ada) to finish training in round 0"
+
+
+def test_a_notice_to_everybody_is_short_however_many_are_missing() -> None:
+    stage = Stage()
+    peers = stage.members(*[f"peer{number:04}" for number in range(300)])
+    turn(stage, peers[0], 1.0)
+    stage.wait(6.0)
+    told = peers[0].last(Notice)
+    assert told.waiting_for.endswith("peer0005 (peer0005) and 294 more to finish training in round 0")
+    assert (told.have, told.need) == (1, 300)
 
 
 # --- quorum ---------------------------------------------------------------------------------------------------------------------
@@ -293,22 +342,66 @@ def test_a_claimed_speed_is_believed_within_limits() -> None:
 
 
 def test_with_samples_all_are_asked_for_what_they_have_when_it_is_enough_together() -> None:
-    stage = Stage(spec(round={"stop": "samples", "samples": 30}))
+    stage = Stage(spec(round={"stop": "samples", "samples": 40}))
     ada, bob = stage.members("ada", "bob")
-    assert (ada.last(Open).quota, sum(map(len, ada.last(Open).lease))) == (15, 30), "one could reach it alone"
+    assert (ada.last(Open).quota, sum(map(len, ada.last(Open).lease))) == (20, 40), "one could reach it alone"
     ada.says(Heartbeat("training", 4, 2.0, 20.0, round=0, samples=8))
-    bob.says(Heartbeat("training", 1, 2.0, 10.0, round=0, samples=3))
-    stage.wait(3.9)
-    ada.says(Heartbeat("training", 8, 2.0, 20.0, round=0, samples=16))
-    bob.says(Heartbeat("training", 3, 2.0, 10.0, round=0, samples=6))
+    bob.says(Heartbeat("training", 1, 2.0, 10.0, round=0, samples=8))
+    stage.wait(3.0)
+    ada.says(Heartbeat("training", 8, 2.0, 20.0, round=0, samples=14))
+    bob.says(Heartbeat("training", 3, 2.0, 10.0, round=0, samples=17))
     assert not ada.all(Wrap)
-    stage.wait(2.6)
+    stage.wait(2.9)
     assert not ada.all(Wrap)
     stage.wait(0.2)
-    assert ada.all(Wrap) == bob.all(Wrap) == [Wrap(0)], "22 samples and three a second"
-    turn(stage, ada, 7.0, samples=20)
-    turn(stage, bob, 7.0, samples=11)
-    assert [(c.peer, c.weight) for c in ada.last(Plan).contributions] == [("ada", 200), ("bob", 110)]
+    assert ada.all(Wrap) == bob.all(Wrap) == [Wrap(0)], "31 samples and three a second"
+    turn(stage, ada, 7.0, samples=21)
+    turn(stage, bob, 7.0, samples=20)
+    assert [(c.peer, c.weight) for c in ada.last(Plan).contributions] == [("ada", 210), ("bob", 200)]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"samples": 1 << 62, "tokens_per_s": 20.0},
+        {"samples": 0, "tokens_per_s": 1e308},
+        {"samples": 1 << 62, "tokens_per_s": -100.0},
+        {"samples": 0, "tokens_per_s": 1e-320},
+    ],
+)
+def test_nobody_ends_the_round_for_all_or_delays_it_by_a_claim(lie: dict[str, Any]) -> None:
+    stage = Stage(spec(round={"stop": "samples", "samples": 60}))
+    ada, bob, _liar = peers = stage.members("ada", "bob", "liar")
+    for honest in range(0, 10, 2):
+        for peer in (ada, bob):
+            peer.says(Heartbeat("training", 1, 2.0, 10.0, round=0, samples=honest))
+        peers[2].says(Heartbeat("training", 1, 2.0, round=0, **lie))
+        stage.wait(2.0)
+    assert not ada.all(Wrap), "the two have 20 of 60, and one that only claims counts for 30 at most"
+    for peer in (ada, bob):
+        peer.says(Heartbeat("training", 1, 2.0, 10.0, round=0, samples=29))
+    stage.wait(1.1)
+    assert ada.all(Wrap)
+    for peer in peers:
+        turn(stage, peer, 11.0, samples=30)
+    assert isinstance(unpack_reply(pack_reply(stage.ask(GetRounds(5)))), Rounds)
+
+
+def test_many_heartbeats_are_added_up_a_few_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(spec(round={"stop": "samples", "samples": 60}))
+    ada, _bob = stage.members("ada", "bob")
+    looks: list[float] = []
+    look = gathering.look
+
+    def counted(*args: Any) -> Any:
+        looks.append(stage.now)
+        return look(*args)
+
+    monkeypatch.setattr(gathering, "look", counted)
+    for _ in range(200):
+        ada.says(Heartbeat("training", 1, 2.0, 10.0, round=0, samples=3))
+        stage.wait(0.005)
+    assert 2 <= len(looks) <= 6
 
 
 def test_heartbeats_about_another_round_do_not_count() -> None:
@@ -328,6 +421,7 @@ def test_the_survivor_of_a_lost_member_trains_its_share_too() -> None:
     stage.wait(GRACE_S)
     assert not ada.all(Wrap)
     ada.says(Heartbeat("training", 15, 2.0, 20.0, round=0, samples=30))
+    stage.wait(0.3)
     assert ada.all(Wrap)
 
 
@@ -348,7 +442,7 @@ def test_a_rounds_view_shows_deadlines_and_each_peers_claims() -> None:
     rounds_of(stage, peers, [10.0, 10.0], 3)
     stage.wait(10.0)
     turn(stage, ada, 10.0, norm=2.5)
-    turn(stage, bob, 10.0, norm=99.0)
+    turn(stage, bob, 10.0, norm=-1e308)
     for peer in peers:
         peer.closes_its_parts()
     for peer in peers:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.coordinator.ledger import KEPT_FINGERPRINTS, Ledger, merge, split, total
+from shoal.coordinator.ledger import KEPT_FINGERPRINTS, KEPT_SHOWINGS, Ledger, merge, split, total
 from shoal.coordinator.records import (
     FingerprintAgreed,
     Grant,
     OriginBuilt,
     PauseSet,
     Record,
+    Report,
     RoundAbandoned,
     RoundCommitted,
     RoundOpened,
@@ -24,8 +26,10 @@ from shoal.coordinator.records import (
     SessionEnded,
     SessionOpened,
     SessionResumed,
+    Showing,
     Spent,
     TermRaised,
+    WorkReported,
 )
 from shoal.protocol.errors import LocalProtocolError
 from shoal.protocol.messages import NO_VERSION, Contribution, FragmentShape, Layout, Span
@@ -214,6 +218,17 @@ def test_only_the_newest_entries_and_fingerprints_are_kept() -> None:
 
 
 # --- sessions and the run -------------------------------------------------------------------------------------------------------
+
+
+def test_what_each_member_did_is_kept_of_the_newest_rounds_only() -> None:
+    ledger = ledger_of()
+    for number in range(KEPT_SHOWINGS + 3):
+        ledger.apply(opened(number, (1,), base=number))
+        ledger.apply(replace(committed(number, version=number + 1), base=number, showings=(Showing("a", "in"),)))
+        ledger.apply(WorkReported(number + 1, (Report("a", 1, 2, 3.0, 4.0, norm=2.0, cosine=0.5),)))
+    kept = [summary.round for summary in ledger.history if summary.showings and summary.claims]
+    assert kept == list(range(3, KEPT_SHOWINGS + 3))
+    assert ledger.history[-1].claims == {"a": (2.0, 0.5)}
 
 
 def test_a_resumed_session_keeps_its_lease_at_its_new_address() -> None:

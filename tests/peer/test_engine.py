@@ -696,7 +696,7 @@ def test_a_fetched_state_leaves_work_that_was_never_sent_and_takes_what_was() ->
     desk.publishes(0, trained=3)
     assert kinds(desk.hears(Donors(5, (ADA,)))) == ["FetchState"]
     desk.feed(StateFetched(5, root(5), "ada"))
-    assert desk.hears(opened(6, 5, Span(0, 4))) == [Say(1, 1, Ready(6, 30, 3))]
+    assert desk.hears(opened(6, 5, Span(0, 3))) == [Say(1, 1, Ready(6, 30, 3))]
     desk.hears(plan(6, 5))
     assert len(desk.did(SendPart)) == 3
     assert kinds(desk.hears(Donors(9, (ADA,)))) == ["DropPending", "FetchState"]
@@ -908,7 +908,7 @@ def test_how_long_a_peer_waited_counts_from_its_wrapping_up_too() -> None:
     assert desk.said(Applied) == [Applied(1, 0, 0, 0.0, 2.0)]
 
 
-def test_a_straggler_wraps_up_before_the_entry_is_applied_and_offers_its_work_before_it_adds_to_it() -> None:
+def test_a_straggler_wraps_up_before_the_entry_is_applied_and_keeps_its_work() -> None:
     desk = Desk.member()
     desk.hears(opened(0, 0))
     desk.hears(plan(0, 0))
@@ -919,14 +919,29 @@ def test_a_straggler_wraps_up_before_the_entry_is_applied_and_offers_its_work_be
     assert desk.done == [Say(1, 1, Ready(0, 30, 3, 2, 3.5, 1.5)), Apply(commit(1, 0, 0, 1, 2), (False, False, False), 3)]
     desk.feed(EntryApplied(1))
     desk.feed(Hashed(1, root(1)))
-    assert desk.hears(opened(1, 1, Span(0, 4), Span(8, 12))) == [Say(1, 1, Ready(1, 30, 3))]
-    desk.hears(plan(1, 1))
-    desk.reduces(1)
-    desk.collects(1)
-    desk.hears(commit(2, 1))
-    desk.feed(EntryApplied(2))
-    desk.feed(Hashed(2, root(2)))
-    assert desk.hears(opened(2, 2, Span(4, 8))) == [Train(2, 2, (Span(4, 8),), 0, 4, 0, 120)]
+    assert desk.hears(opened(1, 1, Span(0, 4), Span(8, 12))) == [Train(1, 1, (Span(0, 4), Span(8, 12)), 3, 4, 0, 120)]
+
+
+def test_a_peer_whose_steps_take_longer_than_rounds_offers_its_work_before_it_adds_to_it() -> None:
+    desk = Desk.member()
+    lease = (Span(0, 8),)
+    for round_id in range(2):
+        assert desk.hears(opened(round_id, round_id, *lease)) == [Train(round_id, round_id, lease, round_id, 4, 0, 120)]
+        desk.hears(plan(round_id, round_id))
+        desk.reduces(round_id)
+        desk.collects(round_id)
+        desk.hears(commit(round_id + 1, round_id, 0, 1, 2))
+        desk.publishes(round_id, trained=round_id + 1)
+        desk.feed(EntryApplied(round_id + 1))
+        desk.feed(Hashed(round_id + 1, root(round_id + 1)))
+    assert desk.hears(opened(2, 2, *lease)) == [Say(1, 1, Ready(2, 20, 2))]
+    desk.hears(plan(2, 2))
+    desk.reduces(2)
+    desk.collects(2)
+    desk.hears(commit(3, 2))
+    desk.feed(EntryApplied(3))
+    desk.feed(Hashed(3, root(3)))
+    assert desk.hears(opened(3, 3, Span(2, 10))) == [Train(3, 3, (Span(2, 10),), 0, 4, 0, 120)]
 
 
 def test_a_member_that_was_left_out_keeps_its_pending_work() -> None:
