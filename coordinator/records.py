@@ -112,6 +112,8 @@ class Showing:
     limit_s: float = 0.0
     norm: float = 0.0
     """The peer's own claim."""
+    name: str = ""
+    """Of early journals; the id says who it is."""
 
 
 @dataclass(frozen=True)
