@@ -209,15 +209,12 @@ class Exchange:
             self.tools.packer.wrote(peer, len(frame), waited_s)
 
     async def unpacked(self, header: FrameHeader, payload: memoryview, codec: Codec) -> memoryview:
-        """The payload of a frame as its sender meant it; one of a part that does not exist stays as it is, to be dropped. Raises
-        RemoteProtocolError."""
-        spans = self.spans(header.key)
-        if not header.packed or not spans:
-            return payload
+        """The payload of a packed frame as its sender meant it. To be asked only for what is wanted: it costs many times what a
+        sender pays for it. Raises RemoteProtocolError."""
         if self.tools.packer is None:
             raise RemoteProtocolError("a packed frame in a run without packing")
         try:
-            return memoryview(await self.tools.workers.part(unpack, payload, codec.encoded_size(spans)))
+            return memoryview(await self.tools.workers.part(unpack, payload, codec.encoded_size(self.spans(header.key))))
         except PackingError as error:
             raise RemoteProtocolError(str(error)) from error
 
@@ -314,20 +311,18 @@ class Exchange:
         """Whether as much of a contributor's waits here as may."""
         return self._held_bytes[peer] > self._allowance + self.tools.limits.unplanned_bytes
 
-    def refusal(self, header: FrameHeader, payload: memoryview, peer: PeerId) -> str:
-        """Why a contribution cannot count, or ""."""
+    def refusal(self, header: FrameHeader, peer: PeerId) -> str:
+        """Why a contribution cannot count, whatever its payload is, or ""."""
         if unlike := self.mismatch(header):
             return f"contribution to another {unlike}"
         if not self.weights.get(peer):
             return "contribution of a peer that is not in the plan"
         if header.weight != self.weights[peer]:
             return "contribution with another weight than planned"
-        if not (spans := self.spans(header.key)):
+        if not self.spans(header.key):
             return "contribution to a part that does not exist"
         if self._owners.get(header.key, self.tools.me if header.attempt else "") != self.tools.me:
             return "contribution to a part that another peer reduces"
-        if len(payload) != self.tools.send_codec.encoded_size(spans):
-            return "contribution of another size than its part"
         if header.key in self._arrived.get(peer, ()):
             return "contribution that was here already"
         return ""
@@ -335,7 +330,10 @@ class Exchange:
     async def take(self, header: FrameHeader, payload: memoryview, peer: PeerId) -> None:
         """A contribution came in: check it, and hold it until the engine says what becomes of it. Cut short, it never came."""
         key = header.key
-        if reason := self.refusal(header, payload, peer):
+        reason = self.refusal(header, peer)
+        if not reason and len(payload) != self.tools.send_codec.encoded_size(self.spans(key)):
+            reason = "contribution of another size than its part"
+        if reason:
             self.tools.dropped[reason] += 1
             return
         try:
@@ -456,7 +454,10 @@ class Exchange:
 
     def expects(self, header: FrameHeader, payload: memoryview, reducer: PeerId) -> bool:
         """Whether to `collect` a final part that came in, which then counts as being here; what is not wanted is counted."""
-        if reason := self._unwanted(header, payload, reducer):
+        reason = self.unwanted(header, reducer)
+        if not reason and len(payload) != self.tools.return_codec.encoded_size(self.spans(header.key)):
+            reason = "result of another size than its part"
+        if reason:
             self.tools.dropped[reason] += 1
             return False
         if header.key not in self._owners:
@@ -464,13 +465,12 @@ class Exchange:
         self.results[header.key] = b""
         return True
 
-    def _unwanted(self, header: FrameHeader, payload: memoryview, reducer: PeerId) -> str:
+    def unwanted(self, header: FrameHeader, reducer: PeerId) -> str:
+        """Why a final part is not to be collected, whatever its payload is, or ""."""
         if unlike := self.mismatch(header):
             return f"result of another {unlike}"
-        if not (spans := self.spans(header.key)):
+        if not self.spans(header.key):
             return "result of a part that does not exist"
-        if len(payload) != self.tools.return_codec.encoded_size(spans):
-            return "result of another size than its part"
         if header.key in self.results:
             return "result that was here already"
         owner = self._owners.get(header.key)
@@ -605,7 +605,7 @@ class Outbound:
         frame = self._exchange.opening()
         try:
             while True:
-                began = time.perf_counter()
+                began = time.perf_counter()  # a cap on uploads is part of how fast this link is
                 await self._exchange.tools.up.admit(len(frame))
                 async with asyncio.timeout(self._exchange.tools.limits.progress_s):
                     await call.write(frame)
@@ -624,7 +624,8 @@ class Outbound:
             await exchange.received(frame)
             try:
                 header, payload = frames.decode(frame)
-                payload = await exchange.unpacked(header, payload, exchange.tools.return_codec)
+                if header.packed and not exchange.unwanted(header, self._reducer):
+                    payload = await exchange.unpacked(header, payload, exchange.tools.return_codec)
             except RemoteProtocolError as error:
                 exchange.tools.dropped["malformed frame"] += 1
                 raise _BrokenError(f"stream to the reducer: {error}") from error
@@ -718,7 +719,8 @@ class Inbound:
                 break
             await exchange.received(frame)
             header, payload = frames.decode(frame)
-            payload = await exchange.unpacked(header, payload, exchange.tools.send_codec)
+            if header.packed and not exchange.refusal(header, self._peer):
+                payload = await exchange.unpacked(header, payload, exchange.tools.send_codec)
             await exchange.take(header, payload, self._peer)
         await self._ended.wait()
 

@@ -21,11 +21,12 @@ import pytest_asyncio
 import torch
 
 from shoal.compression.codec import Codec, codec
-from shoal.compression.packing import pack
+from shoal.compression.packing import pack, unpack
 from shoal.optim.layout import Part
 from shoal.optim.outer import nesterov_step
 from shoal.peer import bulk, doorkeeper
 from shoal.peer import events as ev
+from shoal.peer import exchange as exchange_module
 from shoal.peer.events import Bar
 from shoal.peer.exchange import Limits, Room
 from shoal.peer.packer import Packer
@@ -329,6 +330,37 @@ async def test_a_packed_contribution_that_is_no_part_ends_its_stream(swarm: Swar
     assert reason in await call.details()
     assert reducer.plane.dropped == {"malformed frame": 1}
     assert not any(isinstance(event, ev.ContributionArrived) for event in reducer.events)
+    await channel.close()
+
+
+async def test_what_is_not_wanted_is_dropped_without_being_unpacked(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked = []
+
+    def counting(packed: memoryview, size: int) -> bytes:
+        unpacked.append(size)
+        return unpack(packed, size)
+
+    monkeypatch.setattr(exchange_module, "unpack", counting)
+    reducer, sender = await swarm(2, packers=(Packer(), Packer()))
+    plan = plan_for([reducer, sender], 1, (1, 1))
+    reducer.mute = True
+    reducer.plane.perform(ev.BeginReduce(plan))
+    channel, call = await raw_stream(sender, reducer)
+    good, bomb = pack(contribution(1, 0)), pack(bytes(1 << 20))
+    await call.write(frame(1, 0, b"", 0))
+    await call.write(frame(1, 0, good, 1, packed=True))
+    for ids in ({}, {"round": 2}, {"part": 6}, {"part": 99}, {"weight": 9}):
+        await call.write(frame(1, 0, bomb, 1, **{"packed": True, **ids}))
+    await call.write(frame(1, 1, pack(contribution(1, 1)), 1, packed=True))
+    await reducer.until(lambda: len(reducer.events) == 2)
+    assert reducer.plane.dropped == {
+        "contribution that was here already": 1,
+        "contribution to another round": 1,
+        "contribution to a part that another peer reduces": 1,
+        "contribution to a part that does not exist": 1,
+        "contribution with another weight than planned": 1,
+    }
+    assert unpacked == [len(contribution(1, 0)), len(contribution(1, 1))]
     await channel.close()
 
 
