@@ -1058,8 +1058,8 @@ class Core:
             if presence.session in holders:
                 presence.promised = record.version
             self._send(presence.session, message)
-        if record.committed_tokens >= spec.run.total_tokens and ledger.stopping is None:
-            self._journal(RunStopping("", f"all {spec.run.total_tokens} tokens are trained"))
+        if record.committed_tokens >= spec.end_tokens and ledger.stopping is None:
+            self._journal(RunStopping("", f"all {spec.end_tokens} tokens are trained"))
         elif spec.evaluation.every and record.version % spec.evaluation.every == 0:
             self._ask_evaluation(record.version)
 

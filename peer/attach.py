@@ -56,6 +56,7 @@ from shoal.peer.events import (
     TrainerLost,
     WrapUp,
 )
+from shoal.peer.reach import Reach
 from shoal.protocol.errors import RemoteProtocolError, ShoalError
 from shoal.protocol.messages import Layout
 from shoal.protocol.plain import from_plain, to_plain
@@ -92,6 +93,10 @@ class TrainerSettings:
     nice: int = 0
     """How much a trainer that the daemon starts stands back for the machine's other programs: 0 not at all, 19 as much as there
     is."""
+    cache_dir: str = ""
+    """Where files that are fetched go, and what is made of them; empty: nothing is fetched."""
+    data_reach: Reach = Reach.INTERNET
+    """What fetching may ask: public addresses, private networks, too, this machine, too."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,13 @@ class Attached:
 
 
 @dataclass(frozen=True)
+class Told:
+    """Trainer: "the volunteer should know this": what it waits for, or how far it is."""
+
+    sentence: str
+
+
+@dataclass(frozen=True)
 class Failed:
     """Trainer: "I cannot work here, for this reason; do not start me again"."""
 
@@ -173,7 +185,7 @@ class ModelWritten:
 
 ToTrainer = Configure | UseVault | TurnedAway | Stop | Train | Relabel | WrapUp | EvaluateState | Export | BuildState
 FromTrainer = (
-    Built | Attached | Failed | Crashed | SmallerBatch | Progressed | Published | EvaluationDone | ModelWritten | OriginReady
+    Built | Attached | Told | Failed | Crashed | SmallerBatch | Progressed | Published | EvaluationDone | ModelWritten | OriginReady
 )
 Command = Train | Relabel | WrapUp | EvaluateState | Export | BuildState
 """Effects of the engine that the trainer performs."""
@@ -540,6 +552,8 @@ class TrainerHost:
                 self._callbacks.emit(
                     TrainerAttached(self._place.layout, self.built.data_fingerprint if self.built is not None else b"")
                 )
+            case Told(sentence):
+                self._callbacks.tell(sentence)
             case Failed():
                 self._give_up(TrainerError(message.reason, message.fix))
             case Crashed():

@@ -66,6 +66,7 @@ from shoal.peer.events import (
 from shoal.peer.exchange import Room
 from shoal.peer.lanes import Lane
 from shoal.peer.packer import Packer
+from shoal.peer.reach import Reach, reach_of
 from shoal.peer.session import GrpcDial, SessionLink
 from shoal.peer.shifts import Shifts, end_of_shift, patiently, rest
 from shoal.peer.slots import Slot, runs, take_directory, take_slot
@@ -102,6 +103,8 @@ class PeerSettings:
     invite: str | None = None
     identity: Path | None = None
     data_dir: Path | None = None
+    data_lan: bool = False
+    """Whether data may be fetched from private networks also when the coordinator is elsewhere."""
     device: str = "auto"
     threads: int = 0
     allow: tuple[str, ...] = ()
@@ -287,6 +290,7 @@ class Daemon:
         self._packer = Packer()
         lanes = (Lane(settings.max_upload), Lane(settings.max_download))
         self._plane = BulkPlane(self._run, keeper.credential, self._workers, self._emit, lanes=lanes)
+        reach = reach_of([split_address(address)[0] for address in credentials.session_addresses])
         self._host = TrainerHost(
             slot.directory,
             TrainerSettings(
@@ -297,6 +301,8 @@ class Daemon:
                 settings.micro_batch,
                 str(slot.directory / "model"),
                 settings.nice,
+                str(settings.state_dir / "data"),
+                Reach.LAN if settings.data_lan and reach is Reach.INTERNET else reach,
             ),
             HostCallbacks(self._emit, self._open_vault, LOG.info, self._fail),
         )

@@ -1,14 +1,16 @@
-"""Text, and which sample comes when.
+"""Text or tokens, and which sample comes when.
 
-A corpus is one long string of bytes, cut in two by hashing file names: what is trained on and what is held out. A *sample* is a
-window of `length` + 1 bytes that starts every `length` bytes, so that each byte is a target exactly once; sample i is bytes
-[i * length, (i + 1) * length + 1). The run's *stream* is endless: position p is sample `shuffle(p mod samples)` of epoch
-`p // samples`, shuffled anew for every epoch by a keyed permutation that needs no memory. The coordinator leases spans of
-positions, so that no two peers train the same sample within an epoch.
+A corpus is one long string of tokens (bytes, unless the run has a tokenizer or token files), cut in two by hashing file names: what
+is trained on and what is held out. A *sample* is a window of `length` + 1 tokens that starts every `length` tokens, so that each
+token is a target exactly once; sample i is tokens [i * length, (i + 1) * length + 1). The run's *stream* is endless: position p is
+sample `shuffle(p mod samples)` of epoch `p // samples`, shuffled anew for every epoch by a keyed permutation that needs no memory.
+The coordinator leases spans of positions, so that no two peers train the same sample within an epoch.
 
-Its one rule: what position p means depends on the run spec and the corpus only, never on the machine.
+Its one rule: what position p means depends on the run spec and the corpus only, never on the machine. Files are read when they are
+needed; one that went away, or became another, is a `DataAwayError`, which passes when it is back.
 
-Neighbours: `trainer` asks for batches, `evaluate` reads the held-out half.
+Neighbours: `sources` finds or fetches the files, `tokenizer` makes tokens of text, `trainer` asks for batches, `evaluate` reads
+the held-out half.
 """
 
 from __future__ import annotations
@@ -18,21 +20,25 @@ import functools
 import hashlib
 import os
 import sysconfig
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from shoal.protocol.errors import ShoalError
+from shoal.peer.sources import READ_BYTES, DataError, Places, Tell, check
+from shoal.peer.tokenizer import HuggingFace, Tokenizer, tokenize, tokens_name
 from shoal.protocol.messages import Span
-from shoal.protocol.spec import DataFile, RunSpec
+from shoal.protocol.spec import DataFile, RunSpec, is_held_out
 
-Bytes = npt.NDArray[np.uint8]
+Tokens = npt.NDArray[Any]
+"""Unsigned integers of any width."""
 
 SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "pydoc_data"})
 """Folders of the standard library that are not in its corpus: test data is repetitive, `pydoc_data` is one huge page of the
@@ -41,8 +47,60 @@ SKIPPED_PREFIXES = ("_sysconfigdata", "sitecustomize", "config-")
 """Names whose content depends on how this interpreter was built."""
 
 
-class DataError(ShoalError):
-    """The training data is missing, empty, or not what the run spec names."""
+class DataAwayError(DataError):
+    """Data that were here cannot be read now."""
+
+
+class StoredTokens:
+    """A file's tokens, or a range of them, read when they are asked for."""
+
+    def __init__(self, path: Path, dtype: str, digest: bytes, stamp: tuple[int, int], start: int, stop: int) -> None:
+        """`digest` and `stamp` (size, time of change): of the whole file when it was checked."""
+        self._path = path
+        self._dtype = np.dtype(dtype)
+        self._digest = digest
+        self._stamp = stamp
+        self._start, self._stop = start, stop
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def part(self, start: int, stop: int) -> StoredTokens:
+        """A range of these, still in the file."""
+        return StoredTokens(
+            self._path, self._dtype.str, self._digest, self._stamp, self._start + start, min(self._stop, self._start + stop)
+        )
+
+    def __getitem__(self, where: slice) -> Tokens:
+        """Read these. Raises DataAwayError."""
+        start, stop, _ = where.indices(len(self))
+        width = self._dtype.itemsize
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                self._recognise(os.fstat(file.fileno()))
+                file.seek((self._start + start) * width)
+                content = file.read((stop - start) * width) or b""
+        except OSError as error:
+            raise DataAwayError(f"{self._path}: cannot be read ({error.strerror or error})", "bring it back") from error
+        if len(content) != (stop - start) * width:
+            raise DataAwayError(f"{self._path}: cut off", "bring it back")
+        return np.frombuffer(content, dtype=self._dtype)
+
+    def _recognise(self, found: os.stat_result) -> None:
+        """The file is as it was when it was checked; another one under its name is checked again."""
+        stamp = (found.st_size, found.st_mtime_ns)
+        if stamp == self._stamp:
+            return
+        with self._lock:
+            digest = file_digest(self._path)
+            if digest != self._digest:
+                reason = f"{self._path}: SHA-256 {digest.hex()} now, {self._digest.hex()} when it was checked"
+                raise DataAwayError(reason, "bring the file back as it was")
+            self._stamp = stamp
+
+
+Piece = Tokens | StoredTokens
 
 
 @dataclass(frozen=True)
@@ -50,28 +108,30 @@ class TextFile:
     """One file of a corpus under the name that all peers know it by."""
 
     name: str
-    content: Bytes
+    content: Piece
     digest: bytes
+    largest: int = 255
+    """No token is larger."""
 
 
 class Text:
-    """Many pieces of bytes read as one, cut into overlapping windows. Pieces may be memory-mapped."""
+    """Many pieces of tokens read as one, cut into overlapping windows."""
 
-    def __init__(self, pieces: Sequence[Bytes], length: int) -> None:
+    def __init__(self, pieces: Sequence[Piece], length: int) -> None:
         self.length = length
         self._pieces = [piece for piece in pieces if len(piece)]
         self._starts = np.cumsum([0, *(len(piece) for piece in self._pieces)]).tolist()
 
     @property
-    def bytes(self) -> int:
+    def tokens(self) -> int:
         return int(self._starts[-1])
 
     @property
     def samples(self) -> int:
-        return max(0, (self.bytes - 1) // self.length)
+        return max(0, (self.tokens - 1) // self.length)
 
     def windows(self, samples: Sequence[int]) -> Tensor:
-        """The windows of these samples: (len(samples), length + 1) int64."""
+        """The windows of these samples: (len(samples), length + 1) int64. Raises DataAwayError."""
         out = np.empty((len(samples), self.length + 1), dtype=np.int64)
         for row, sample in zip(out, samples, strict=True):
             if not 0 <= sample < self.samples:
@@ -97,20 +157,77 @@ class Corpus:
     training: Text
     heldout: Text
     fingerprint: bytes
-    """SHA-256 over names, sizes and digests of all files and over how they are cut: equal exactly where every position means
-    the same."""
+    """SHA-256 over names, sizes and digests of all files and over how they are read and cut: equal exactly where every position
+    means the same."""
+    bytes_per_token: float = 1.0
+    """Of text: by it figures become bits per byte. Where only tokens are known they stay bits per token."""
+    tokenizer: Tokenizer | None = None
+    """None: tokens are bytes, or numbers of which no text is known."""
+    tokenizer_file: Path | None = None
+    """Goes with the finished model."""
+    is_text: bool = True
+    """Whether tokens stand for text that can be shown."""
 
 
-def open_corpus(spec: RunSpec, folder: Path | None) -> Corpus:
-    """The run's data. `folder` holds its files when it has any. Raises DataError."""
+def open_corpus(spec: RunSpec, places: Places) -> Corpus:
+    """The run's data: files of the volunteer's folder, or fetched from their addresses, however long that takes. Raises
+    DataError."""
     data = spec.data
     if data.source == "stdlib":
         return standard_library(data.sequence_length, data.heldout_fraction)
-    if folder is None:
+
+    places.check_room([*data.files, *data.tokenizer])
+    memory = Memory()
+
+    def read(file: DataFile, dtype: str) -> TextFile:
+        path = places.find(file)
+        try:
+            return checked_file(file, path, dtype, memory)
+        except DataError as error:
+            if places.cache is None or path.parent != places.cache:
+                raise
+            places.tell(f"{error}: fetching it again")
+            path.unlink(missing_ok=True)
+            return checked_file(file, places.find(file), dtype, memory)
+
+    files = [read(file, {"text": "u1", "uint16": "<u2", "uint32": "<u4"}[data.format]) for file in data.files]
+    tokenizer, tokenizer_file, bytes_per_token = None, None, 1.0
+    reading: str = "" if data.format == "text" else data.format
+    if data.tokenizer:
+        read(data.tokenizer[0], "u1")
+        tokenizer_file = places.find(data.tokenizer[0])
+        tokenizer = HuggingFace(tokenizer_file)
+    if tokenizer is not None and data.format == "text":
+        if places.cache is None:
+            raise DataError("there is no place to keep the tokens that the run's text is turned into", "give a state directory")
+        size, digest, kept = sum(len(file.content) for file in files), data.tokenizer[0].sha256, Memory()
+        files = [
+            tokenized(found, places.find(file), tokenizer, digest, places.cache, places.tell, kept)
+            for found, file in zip(files, data.files, strict=True)
+        ]
+        bytes_per_token = size / max(1, sum(len(file.content) for file in files))
+        reading = f"tokenizer {digest}"
+    if spec.model.kind == "decoder" and (worst := max(files, key=lambda file: file.largest)).largest >= spec.model.vocab:
         raise DataError(
-            f"the run's data are {len(data.files)} files that are not here", "give the folder that holds them with --data DIR"
+            f"{worst.name} holds token {worst.largest}, but model.vocab is {spec.model.vocab}", "tell the run's operator"
         )
-    return listed_files(data.files, folder, data.sequence_length, data.heldout_fraction)
+    found = corpus(files, data.sequence_length, data.heldout_fraction, "the run spec lists no data", reading)
+    known = data.format == "text" or tokenizer is not None
+    return replace(found, bytes_per_token=bytes_per_token, tokenizer=tokenizer, tokenizer_file=tokenizer_file, is_text=known)
+
+
+def tokenized(
+    file: TextFile, path: Path, tokenizer: Tokenizer, tokenizer_digest: str, cache: Path, tell: Tell, memory: Memory
+) -> TextFile:
+    """The tokens of a text file, made once and kept in the cache."""
+    place = cache / tokens_name(file.digest.hex(), tokenizer_digest)
+    if not place.exists():
+        tell(f"turning {file.name} into tokens")
+        try:
+            tokenize(path, tokenizer, place)
+        except OSError as error:
+            raise DataError(f"the tokens of {file.name} cannot be kept in {cache}: {error.strerror}", "make room there") from error
+    return text_file(file.name, place, "<u4", memory)
 
 
 def standard_library(length: int, heldout_fraction: float, root: Path | None = None) -> Corpus:
@@ -123,52 +240,81 @@ def standard_library(length: int, heldout_fraction: float, root: Path | None = N
             if name.endswith(".py") and not name.startswith(SKIPPED_PREFIXES):
                 path = Path(folder, name)
                 paths[path.relative_to(root).as_posix()] = path
-    texts = [text_file(name, paths[name]) for name in sorted(paths)]
+    memory = Memory()
+    texts = [text_file(name, paths[name], memory=memory) for name in sorted(paths)]
     return corpus(texts, length, heldout_fraction, f"no Python sources under {root}")
 
 
 def listed_files(files: Iterable[DataFile], folder: Path, length: int, heldout_fraction: float) -> Corpus:
-    """The files that the run spec lists, in its order, found under `folder` and checked against size and digest.
-
-    A file that the spec gives as an address is looked for under the address's path. That no path leads out of the folder was
-    checked when the spec was read.
-    """
-    found = []
-    for file in files:
-        path = folder / file.path.removeprefix("https://").partition("/")[2] if "://" in file.path else folder / file.path
-        if not path.is_file():
-            raise DataError(f"{path}: not found", "give the folder that holds the run's files with --data DIR")
-        size = path.stat().st_size
-        if size != file.size:
-            raise DataError(f"{path}: {size} bytes here, {file.size} in the run spec", "fetch the file again")
-        text = text_file(file.path, path)
-        if text.digest.hex() != file.sha256:
-            raise DataError(f"{path}: SHA-256 {text.digest.hex()} here, {file.sha256} in the run spec", "fetch the file again")
-        found.append(text)
+    """The text files that the run spec lists, in its order, found under `folder` and checked against size and digest."""
+    places, memory = Places(folder), Memory()
+    found = [checked_file(file, places.find(file), "u1", memory) for file in files]
     return corpus(found, length, heldout_fraction, "the run spec lists no data")
 
 
-MAPPED_FROM_BYTES = 1 << 20
-"""Files of this size or more are memory-mapped, smaller ones read."""
+def checked_file(file: DataFile, path: Path, dtype: str, memory: Memory) -> TextFile:
+    """The run's file at `path`, if it is that. Raises DataError."""
+    check(file, path, path.stat().st_size, file.sha256)
+    found = text_file(file.path, path, dtype, memory)
+    check(file, path, file.size, found.digest.hex())
+    return found
 
 
-def text_file(name: str, path: Path) -> TextFile:
+KEPT_BELOW_BYTES = 1 << 20
+"""Smaller files stay in memory, as long as there is room; others are read when they are needed."""
+KEPT_BYTES = 64 << 20
+
+
+@dataclass
+class Memory:
+    """How much of a corpus stays in memory."""
+
+    left: int = KEPT_BYTES
+
+    def takes(self, size: int) -> bool:
+        """Whether a file of this size stays; if so it counts."""
+        if size >= KEPT_BELOW_BYTES or size > self.left:
+            return False
+        self.left -= size
+        return True
+
+
+def text_file(name: str, path: Path, dtype: str = "u1", memory: Memory | None = None) -> TextFile:
     """The file at `path`, known as `name`, with its digest. Reads it through once."""
+    digest, largest, kept = hashlib.sha256(), 0, []
     try:
-        if path.stat().st_size >= MAPPED_FROM_BYTES:
-            content: Bytes = np.memmap(path, dtype=np.uint8, mode="r")
-        else:
-            content = np.frombuffer(path.read_bytes(), dtype=np.uint8)
-        return TextFile(name, content, hashlib.sha256(content.data).digest())
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            stays = (memory or Memory()).takes(status.st_size)
+            while chunk := file.read(READ_BYTES):
+                digest.update(chunk)
+                if dtype != "u1":
+                    largest = max(largest, int(np.frombuffer(chunk, dtype=dtype).max()))
+                if stays:
+                    kept.append(chunk)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    content: Piece
+    if stays:
+        content = np.frombuffer(b"".join(kept), dtype=dtype)
+    else:
+        stop = status.st_size // np.dtype(dtype).itemsize
+        content = StoredTokens(path, dtype, digest.digest(), (status.st_size, status.st_mtime_ns), 0, stop)
+    return TextFile(name, content, digest.digest(), largest if dtype != "u1" else 255)
 
 
-def corpus(files: Sequence[TextFile], length: int, heldout_fraction: float, empty: str) -> Corpus:
-    """Files as training and held-out text. Raises DataError, saying `empty`, when there is nothing to train on.
+def file_digest(path: Path) -> bytes:
+    """SHA-256 of what the file holds now. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def corpus(files: Sequence[TextFile], length: int, heldout_fraction: float, empty: str, reading: str = "") -> Corpus:
+    """Files as training and held-out text. Raises DataError, saying `empty`, when there is nothing to train on. `reading`: how
+    tokens are made, if not one of each byte.
 
     A file is held out when the hash of its name falls below the fraction. Where that leaves one half without a single sample (a
-    corpus of few files), the last `heldout_fraction` of all bytes is held out instead.
+    corpus of few files), the last `heldout_fraction` of all tokens is held out instead.
     """
     held = [file for file in files if is_held_out(file.name, heldout_fraction)]
     kept = [file for file in files if not is_held_out(file.name, heldout_fraction)]
@@ -178,32 +324,30 @@ def corpus(files: Sequence[TextFile], length: int, heldout_fraction: float, empt
         training, heldout = _cut_tail([file.content for file in files], length, heldout_fraction)
         cut = "tail"
     if not training.samples:
-        total = sum(len(file.content) for file in files)
+        total, unit = sum(len(file.content) for file in files), "tokens" if reading else "bytes"
         raise DataError(
-            f"{empty}: {len(files)} files with {total} bytes hold no sample of {length + 1} bytes to train on",
+            f"{empty}: {len(files)} files with {total} {unit} hold no sample of {length + 1} {unit} to train on",
             "give more text or a smaller sequence length",
         )
-    summary = hashlib.sha256(f"shoal-data-1|{length}|{heldout_fraction!r}|{cut}".encode())
+    summary = hashlib.sha256(f"shoal-data-1|{length}|{heldout_fraction!r}|{cut}{reading and '|'}{reading}".encode())
     for file in files:
         summary.update(hashlib.sha256(file.name.encode()).digest() + len(file.content).to_bytes(8, "little") + file.digest)
     return Corpus(training, heldout, summary.digest())
 
 
-def is_held_out(name: str, fraction: float) -> bool:
-    """Whether the file of this name is held out: the first 8 bytes of its name's SHA-256, as a number in [0, 1), lie below
-    `fraction`."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64 < fraction
-
-
-def _cut_tail(pieces: Sequence[Bytes], length: int, fraction: float) -> tuple[Text, Text]:
+def _cut_tail(pieces: Sequence[Piece], length: int, fraction: float) -> tuple[Text, Text]:
     boundary = round(sum(len(piece) for piece in pieces) * (1 - fraction))
     head, tail, start = [], [], 0
     for piece in pieces:
         inside = min(max(boundary - start, 0), len(piece))
-        head.append(piece[:inside])
-        tail.append(piece[inside:])
+        head.append(_range(piece, 0, inside))
+        tail.append(_range(piece, inside, len(piece)))
         start += len(piece)
     return Text(head, length), Text(tail, length)
+
+
+def _range(piece: Piece, start: int, stop: int) -> Piece:
+    return piece.part(start, stop) if isinstance(piece, StoredTokens) else piece[start:stop]
 
 
 # --- which sample comes when ----------------------------------------------------------------------------------------------------
@@ -277,13 +421,13 @@ def positions(lease: Iterable[Span], skip: int, count: int) -> Iterator[int]:
         count -= max(0, stop - start)
 
 
-def batches(text: Text, lease: Iterable[Span], skip: int, count: int, batch: int, seed: int) -> Iterator[Tensor]:
-    """The leased samples as batches (batch, length + 1) int64; the last one may be smaller."""
+def batches(text: Text, lease: Iterable[Span], skip: int, count: int, batch: int, seed: int) -> Iterator[list[int]]:
+    """The leased samples as batches of sample numbers, to be read with `text.windows`; the last one may be smaller."""
     rows: list[int] = []
     for position in positions(lease, skip, count):
         rows.append(sample_at(position, text.samples, seed))
         if len(rows) == batch:
-            yield text.windows(rows)
+            yield rows
             rows = []
     if rows:
-        yield text.windows(rows)
+        yield rows

@@ -1,7 +1,8 @@
 """How good the shared state is: bits per byte on a small set of held-out samples that never changes.
 
 Its one rule: the figure is the total loss of all targets divided by their number, whatever the batch sizes, so that every peer
-that evaluates a version makes the same claim up to rounding. One token is one byte here.
+that evaluates a version makes the same claim up to rounding. Where tokens are not bytes, bytes per token turn the one into the
+other; where those are not known (token files) the figure is bits per token.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def evaluation_samples(text: Text, count: int) -> list[int]:
     return [i * text.samples // count for i in range(count)]
 
 
-def evaluate(task: Task, text: Text, samples: int, batch: int, device: torch.device) -> Evaluation:
+def evaluate(task: Task, text: Text, samples: int, batch: int, device: torch.device, bytes_per_token: float = 1.0) -> Evaluation:
     """Bits per byte of the module's present parameters on `samples` held-out samples, `batch` of them at a time."""
     chosen = evaluation_samples(text, samples)
     total, tokens = 0.0, 0
@@ -43,4 +44,4 @@ def evaluate(task: Task, text: Text, samples: int, batch: int, device: torch.dev
                 tokens += targets
     finally:
         task.module.train(was_training)
-    return Evaluation(total / tokens / math.log(2) if tokens else math.nan, tokens)
+    return Evaluation(total / tokens / math.log(2) / bytes_per_token if tokens else math.nan, tokens)

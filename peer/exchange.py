@@ -344,7 +344,7 @@ class Exchange:
             self.tools.emit(ContributionRefused(key, peer, str(error)))
             return
         placed = await self._placed(payload)
-        if reason := self.refusal(header, payload, peer):  # it came on another stream meanwhile
+        if reason := self.refusal(header, peer):  # it came on another stream meanwhile
             self.tools.dropped[reason] += 1
             self._forget(placed)
             return

@@ -54,12 +54,13 @@ from shoal.peer.attach import (
     ModelWritten,
     SmallerBatch,
     Stop,
+    Told,
     TrainerError,
     TrainerSettings,
     TurnedAway,
     UseVault,
 )
-from shoal.peer.data import Corpus, batches, open_corpus
+from shoal.peer.data import Corpus, DataAwayError, batches, open_corpus
 from shoal.peer.device import choose_device, free_memory, is_out_of_memory
 from shoal.peer.evaluate import evaluate
 from shoal.peer.events import (
@@ -74,7 +75,8 @@ from shoal.peer.events import (
     Train,
     WrapUp,
 )
-from shoal.peer.export import export, sample_text
+from shoal.peer.export import Voice, export, sample_text
+from shoal.peer.sources import Places
 from shoal.peer.task import Task, build_task
 from shoal.peer.vault import Vault
 from shoal.protocol.errors import LocalProtocolError, ShoalError
@@ -86,6 +88,10 @@ MakeTask = Callable[[RunSpec], Task]
 PROGRESS_EVERY_S = 0.5
 STATE_PATIENCE_S = 30.0
 """How long a load waits for the daemon to finish changing the shared state."""
+AWAY_TOLD_EVERY_S = 60.0
+"""How often the volunteer hears that training data are away."""
+LOOK_AGAIN_S = 0.5
+"""Pause before data that are away are looked for again."""
 SHORT_ROUNDS = 3
 """Rounds in a row for which memory did not even do for single samples, after which this trainer gives up."""
 
@@ -122,9 +128,9 @@ class Trainer:
         score = Score(self.spec.data.sequence_length, time.perf_counter())
         stream = batches(self.corpus.training, order.lease, order.trained, order.limit, self.spec.train.batch, self.spec.run.seed)
         trouble = ""
-        for samples in stream:
-            order, wrap_up = listen(link, order)
-            if wrap_up or (order.stop is StopRule.TIME and not score.another_step_fits(order.seconds)):
+        for rows in stream:
+            order, samples = self.read(rows, link, order, score)
+            if samples is None:
                 break
             rate = self.rate(order, score.samples + len(samples))  # the step being taken included
             try:
@@ -166,6 +172,29 @@ class Trainer:
                 raise LocalProtocolError(f"told to train from version {version}, but the vault holds version {vault.version}")
             time.sleep(0.005)
         self.layout.scatter(local, self.task.module)
+
+    def read(self, rows: list[int], link: Link, order: Train, score: Score) -> tuple[Train, torch.Tensor | None]:
+        """These samples, as soon as they can be read; None when the round's time is over, or the daemon says to stop, first. The
+        order is under the label that it has by then."""
+        told_at = -math.inf
+        while True:
+            order, wrap_up = listen(link, order)
+            if wrap_up or (order.stop is StopRule.TIME and not score.another_step_fits(order.seconds)):
+                return order, None
+            try:
+                samples = self.corpus.training.windows(rows)
+            except DataAwayError as error:
+                if time.monotonic() >= told_at + AWAY_TOLD_EVERY_S:
+                    told_at = time.monotonic()
+                    link.send(Told(f"training waits for its data: {error}"))
+                if score.due(now := time.perf_counter()):  # it does not hang
+                    score.told = now
+                    link.send(Progressed(self.steps, score.loss, score.tokens_per_s, order.trained + score.samples))
+                time.sleep(LOOK_AGAIN_S)
+                continue
+            if told_at > -math.inf:
+                link.send(Told("the data are back: training goes on"))
+            return order, samples
 
     def rate(self, order: Train, own: int) -> float:
         """Learning rate of the step after which this peer has trained `own` samples of its quota in this round."""
@@ -234,8 +263,12 @@ class Trainer:
         if vault.read_theta(version, self.base) is None:
             return EvaluationDone(version, 0.0, 0)
         self.layout.scatter(self.base, self.task.module)
+        samples, unit = self.spec.evaluation.samples, self.corpus.bytes_per_token
         try:
-            found = evaluate(self.task, self.corpus.heldout, self.spec.evaluation.samples, self.micro_batch, self.device)
+            found = evaluate(self.task, self.corpus.heldout, samples, self.micro_batch, self.device, unit)
+        except DataAwayError as error:
+            print(f"trainer: version {version} is not evaluated: {error}", file=sys.stderr)
+            return EvaluationDone(version, 0.0, 0)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -248,8 +281,10 @@ class Trainer:
         if vault.read_theta(version, self.base) is None:
             raise LocalProtocolError(f"told to export version {version}, but the vault holds version {vault.version}")
         self.layout.scatter(self.base, self.task.module)
-        where = export(self.task, Path(self.settings.export_dir), version)
-        return ModelWritten(str(where), sample_text(self.task, self.device, self.spec.data.sequence_length))
+        corpus = self.corpus
+        where = export(self.task, Path(self.settings.export_dir), version, corpus.tokenizer_file)
+        voice = Voice(corpus.tokenizer, corpus.is_text)
+        return ModelWritten(str(where), sample_text(self.task, self.device, self.spec.data.sequence_length, voice=voice))
 
 
 @dataclass
@@ -331,7 +366,7 @@ def inner_training(module: torch.nn.Module, spec: RunSpec) -> InnerTraining:
     betas = (train.beta1, train.beta2)
     optimizer = inner_optimizer(module, train.inner, betas=betas, eps=train.eps, weight_decay=train.weight_decay)
     fractions = (train.warmup_fraction, train.final_lr_fraction)
-    schedule = Schedule(train.lr, spec.run.total_tokens, *fractions, train.schedule, train.decay_fraction, train.decay_shape)
+    schedule = Schedule(train.lr, spec.end_tokens, *fractions, train.schedule, train.decay_fraction, train.decay_shape)
     return InnerTraining(module, optimizer, schedule, train.clip_norm, train.rewarm)
 
 
@@ -345,7 +380,10 @@ def serve(link: Link, make_task: MakeTask | None = None) -> None:
     device, note = choose_device(settings.device)
     strategy = DiLoCo()
     torch.set_num_threads(settings.threads)
-    corpus = open_corpus(spec, Path(settings.data_dir) if settings.data_dir else None)
+    folder, cache = (Path(place) if place else None for place in (settings.data_dir, settings.cache_dir))
+    corpus = open_corpus(spec, Places(folder, cache, lambda sentence: link.send(Told(sentence)), settings.data_reach))
+    if spec.data.format != "text":
+        note = f"{note}; figures are bits per token of token files".removeprefix("; ")
     trainer = Trainer(spec, settings, make_task or (lambda spec: build_task(spec, settings.allowed)), corpus, device, strategy)
     link.send(Built(trainer.layout.to_json(), str(device), settings.threads, corpus.fingerprint, note))
     vault = Vault.attach(Path(link.expect(UseVault).directory), strategy)

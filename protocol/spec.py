@@ -8,6 +8,7 @@ equal specs are equal bytes. `example_toml` writes the documentation from the fi
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import math
 import re
@@ -101,17 +102,21 @@ class Model(Section):
             raise ValueError(f"model.width {self.width} is not an even multiple of model.heads {self.heads}")
         if self.heads % self.kv_heads:
             raise ValueError(f"model.heads {self.heads} is not a multiple of model.kv_heads {self.kv_heads}")
-        if self.vocab < 256:
-            raise ValueError(f'model.vocab {self.vocab} is too small for model.kind "decoder", which reads bytes: 256 at least')
         return self
 
 
+def is_held_out(name: str, fraction: float) -> bool:
+    """Whether the file of this name is kept for evaluation: the first 8 bytes of its name's SHA-256, as a number in [0, 1), lie
+    below `fraction`."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64 < fraction
+
+
 class DataFile(Section):
-    """One file of training data."""
+    """One file of a run: of its data, or its tokenizer."""
 
     path: str
-    """Path below the data directory. A https:// address tells people where the file is to be had; nothing is fetched from there by
-    itself: the file is looked for below the data directory, under the address's path."""
+    """Path below the data directory, or the http:// or https:// address that peers fetch the file from unless it is below their
+    data directory, under the address's path."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """Digest of the content, 64 lower-case hexadecimal digits."""
     size: Annotated[int, Field(ge=0, le=1 << 50)]
@@ -119,14 +124,23 @@ class DataFile(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        name = self.path
-        if name.startswith("https://"):
-            host, slash, name = name.removeprefix("https://").partition("/")
+        if self.url:
+            host, slash, _ = self.path.partition("://")[2].partition("/")
             if not slash or not re.fullmatch(r"[A-Za-z0-9.\-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?", host):
-                raise ValueError(f"data.files path {self.path!r:.200} is not a usable https:// address")
-        if why := why_not_relative(name):
+                raise ValueError(f"data.files path {self.path!r:.200} is not a usable address")
+        if why := why_not_relative(self.name):
             raise ValueError(f"data.files path {self.path!r:.200} cannot be used: {why}; name files relative to the data directory")
         return self
+
+    @property
+    def url(self) -> str:
+        """Where the file can be fetched, or ""."""
+        return self.path if self.path.startswith(("https://", "http://")) else ""
+
+    @property
+    def name(self) -> str:
+        """Its path below a data directory."""
+        return self.path.partition("://")[2].partition("/")[2] if self.url else self.path
 
 
 class Data(Section):
@@ -136,6 +150,15 @@ class Data(Section):
     """"stdlib": the source text of Python's standard library (for demos). "files": the files listed in `files`."""
     files: Annotated[tuple[DataFile, ...], Field(max_length=20_000)] = ()
     """With source = "files": a list of { path, sha256, size }."""
+    format: Literal["text", "uint16", "uint32"] = "text"
+    """What the files hold: "text", or tokens as little-endian numbers of 16 or 32 bits (.bin files). Figures are bits per byte of
+    text; of token files, per token."""
+    tokenizer: Annotated[tuple[DataFile, ...], Field(max_length=1)] = ()
+    """A Hugging Face tokenizer.json, as a list of one { path, sha256, size }; it becomes part of the finished model. With text, it
+    makes the tokens; without one, a token is a byte."""
+    epochs: Annotated[int, Field(ge=0, le=1 << 31)] = 0
+    """0: the data are begun again as often as run.total_tokens needs. Otherwise the run ends with the round that completes this
+    many passes over them, if run.total_tokens does not end it earlier."""
     sequence_length: Annotated[int, Field(ge=1, le=1 << 20)] = 128
     """Tokens per sample that are predicted."""
     heldout_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
@@ -148,9 +171,34 @@ class Data(Section):
             raise ValueError('data.source "files" needs at least one entry in data.files')
         if self.source != "files" and self.files:
             raise ValueError(f'data.files is set but data.source is "{self.source}"; set data.source = "files"')
+        for key in ("format", "tokenizer"):
+            if self.source != "files" and getattr(self, key) != Data.model_fields[key].default:
+                raise ValueError(f'data.{key} is set but data.source is "{self.source}"; set data.source = "files"')
         if len({file.path for file in self.files}) < len(self.files):
             raise ValueError("data.files names the same path twice")
+        if odd := next((file for file in self.files if file.size % self.token_bytes), None):
+            raise ValueError(f'data.files has {odd.path} of {odd.size} bytes, which data.format "{self.format}" does not divide')
+        if self.epochs and self.training_samples is None:
+            known = 'data.source "files" and no data.tokenizer, or token files'
+            raise ValueError(f"data.epochs {self.epochs} needs {known}: the length of the data must be known beforehand")
         return self
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a stored token."""
+        return {"text": 1, "uint16": 2, "uint32": 4}[self.format]
+
+    @property
+    def training_samples(self) -> int | None:
+        """Samples of one epoch, where the run spec alone says how many: as `peer.data.corpus` cuts the files."""
+        if self.source != "files" or (self.format == "text" and self.tokenizer):
+            return None
+        total = sum(file.size for file in self.files) // self.token_bytes
+        held = sum(file.size for file in self.files if is_held_out(file.path, self.heldout_fraction)) // self.token_bytes
+        kept = total - held
+        if self.heldout_fraction > 0 and not (kept > self.sequence_length and held > self.sequence_length):
+            kept = round(total * (1 - self.heldout_fraction))
+        return max(0, (kept - 1) // self.sequence_length)
 
 
 class Train(Section):
@@ -206,6 +254,8 @@ class Train(Section):
                 f"train.warmup_fraction {self.warmup_fraction:g} and train.decay_fraction {self.decay_fraction:g} overlap: "
                 "together they may be 1 at most"
             )
+        if self.schedule == "wsd" and not self.decay_fraction:
+            raise ValueError('train.decay_fraction 0 leaves train.schedule "wsd" without a decay; set train.schedule = "constant"')
         if self.schedule == "rsqrt" and not self.warmup_fraction:
             raise ValueError('train.schedule "rsqrt" needs a train.warmup_fraction above 0, whose length is its scale')
         return self
@@ -263,8 +313,8 @@ class Codec(Section):
     block: Annotated[int, Field(ge=8, le=1 << 16)] = 1024
     """Values that share one scale."""
     error_feedback: bool = False
-    """Whether a contributor adds what the codec left out of its contributions to its next one. For codecs much coarser than int8,
-    which does not need it; costs each peer 4 bytes of memory per parameter."""
+    """Whether a contributor adds what the codec left out of its contributions to its next one. It is for codecs much coarser than
+    int8; none of today's needs it. Costs each peer 4 bytes of memory per parameter."""
     zstd: Literal["auto", "off"] = "auto"
     """"auto": peers pack parts (zstd, level 1) on their way over links where that is faster, as each measures for itself. "off":
     packed parts are refused. What a part means, its digest and the log are the same either way."""
@@ -358,7 +408,20 @@ class RunSpec(Section):
                 f"round.seconds {self.round.seconds:g} is not below timing.gather_s {self.timing.gather_s:g}: "
                 "gathering would close before anybody is ready"
             )
+        reads_bytes = self.data.format == "text" and not self.data.tokenizer
+        if self.model.kind == "decoder" and reads_bytes and self.model.vocab < 256:
+            reason = f'model.vocab {self.model.vocab} is too small for model.kind "decoder", which reads bytes'
+            raise ValueError(f"{reason}: 256 at least, unless data.format or data.tokenizer says what tokens are")
+        if self.data.format == "uint16" and self.model.vocab > 1 << 16:
+            raise ValueError(f'model.vocab {self.model.vocab} exceeds what data.format "uint16" can name: 65536')
         return self
+
+    @property
+    def end_tokens(self) -> int:
+        """Committed tokens at which the run ends: run.total_tokens, or the last epoch."""
+        samples = self.data.training_samples if self.data.epochs else None
+        last = self.run.total_tokens if samples is None else self.data.epochs * samples * self.data.sequence_length
+        return max(1, min(self.run.total_tokens, last))
 
     @property
     def samples_per_round(self) -> int:

@@ -40,11 +40,20 @@ def init(
     spec: Annotated[Path | None, _flag("A whole run spec (TOML), instead of the flags below.", metavar="FILE")] = None,
     name: Annotated[str | None, _flag("Name of the run.", "the directory's, if it can be one", metavar="NAME")] = None,
     data: Annotated[list[Path] | None, _flag("Text files to train on: --data a.txt b.txt.", metavar="FILE...")] = None,
+    data_format: Annotated[
+        str | None, _flag("What they hold: text, uint16 or uint32 (token files).", "text", metavar="FORM")
+    ] = None,
+    data_url: Annotated[str, _flag("Address below which peers fetch them, instead of bringing them.", metavar="URL")] = "",
+    tokenizer: Annotated[
+        Path | None, _flag("A tokenizer.json for the text; without one a token is a byte.", metavar="FILE")
+    ] = None,
+    epochs: Annotated[int | None, _flag("End after so many passes over the data.", "none", min=1, metavar="N")] = None,
     min_peers: Annotated[int | None, _flag("Peers without which the run waits.", 1, metavar="N")] = None,
     peers: Annotated[int | None, _flag("Peers to plan the length of the run for.", "--min-peers", min=1, metavar="N")] = None,
     rounds: Annotated[int | None, _flag("Length of the run in rounds.", 1000, min=1, metavar="N")] = None,
     tokens: Annotated[int | None, _flag("Length of the run in tokens of all peers.", metavar="N")] = None,
     seed: Annotated[int | None, _flag("Seed of the weights and of the order of samples.", 1, metavar="N")] = None,
+    vocab: Annotated[int | None, _flag("Distinct tokens.", 256, metavar="N")] = None,
     width: Annotated[int | None, _flag("Width of the model.", 64, metavar="N")] = None,
     layers: Annotated[int | None, _flag("Layers of the model.", 3, metavar="N")] = None,
     heads: Annotated[int | None, _flag("Attention heads; as many for keys and values.", 4, metavar="N")] = None,
@@ -90,19 +99,19 @@ def init(
     own_name = directory.name if spec is None and is_run_name(directory.name) else None
     flags: dict[str, dict[str, Any]] = {
         "run": {"name": name or own_name, "min_peers": min_peers, "total_tokens": tokens, "seed": seed},
-        "model": {"width": width, "layers": layers, "heads": heads, "kv_heads": heads},
-        "data": {"sequence_length": sequence_length},
+        "model": {"width": width, "layers": layers, "heads": heads, "kv_heads": heads, "vocab": vocab},
+        "data": {"sequence_length": sequence_length, "format": data_format, "epochs": epochs},
         "train": {"batch": batch, "steps": steps, "lr": lr},
         "outer": {"lr": outer_lr, "momentum": outer_momentum},
     }
-    files = [*(data or ()), *(more_files or ())]
+    files, more = [*(data or ()), *(more_files or ())], runplan.DataFlags(data_url, tokenizer)
     if spec is None:
-        plan = runplan.from_flags(flags, files, rounds, peers)
+        plan = runplan.from_flags(flags, files, rounds, peers, more)
     else:
         doubled = [f"{table}.{key}" for table, values in flags.items() for key, value in values.items() if value is not None]
         if doubled:
             raise SettingsError(f"--spec and the flag for {doubled[0]} both set the run", f"put it into {spec}, or give no --spec")
-        plan = runplan.from_file(spec, files, rounds, peers)
+        plan = runplan.from_file(spec, files, rounds, peers, more)
 
     from shoal.coordinator import setup
 
@@ -142,14 +151,15 @@ def summary(directory: Path, plan: RunPlan, invite: str, terms: str) -> list[str
 
     spec, place = plan.spec, RunDirectory(directory)
     words = ["shoal", "peer", "join"]
-    if spec.data.source == "files":
+    brought = [file.name for file in (*spec.data.files, *spec.data.tokenizer) if not file.url]
+    if brought:
         words += ["--data", "."]
     if spec.model.factory:
         words += ["--allow", spec.model.factory.partition(":")[0].partition(".")[0]]
-    where = f", in a directory with {_listed([file.path for file in spec.data.files])}" if spec.data.files else ""
+    where = f", in a directory with {_listed(brought)}" if brought else ""
     return [
         f"run {spec.run.name!r} is made in {directory}",
-        f"  {amount(spec.run.total_tokens)} tokens: about {plan.rounds} rounds of {spec.train.steps} steps with {plan.peers} "
+        f"  {amount(spec.end_tokens)} tokens: about {plan.rounds} rounds of {spec.train.steps} steps with {plan.peers} "
         f"peer{'s' if plan.peers > 1 else ''}; it waits while there are fewer than {spec.run.min_peers}",
         f"  every setting, with what it means, is in {place.spec} (it is fixed now)",
         "",

@@ -47,10 +47,14 @@ def join(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Directory that holds the run's data files; needed each time, unless the run has none.",
+            help="Directory that holds the run's data files; needed each time, unless the run has none, or peers fetch them.",
             show_default=False,
         ),
     ] = None,
+    data_lan: Annotated[
+        bool,
+        typer.Option("--data-lan", help="Let the run fetch its data also from addresses of private networks."),
+    ] = False,
     device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     threads: Annotated[
         int, typer.Option(metavar="N", help="Threads to train with; 0: the machine's cores shared among its trainers.", min=0)
@@ -147,6 +151,7 @@ def join(
         invite=line,
         identity=identity.absolute() if identity else None,
         data_dir=data.absolute() if data else None,
+        data_lan=data_lan,
         device=device,
         threads=threads,
         allow=tuple(allow or ()),

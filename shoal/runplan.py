@@ -43,15 +43,30 @@ class RunPlan:
     remarks: tuple[str, ...]
 
 
-def from_flags(flags: Mapping[str, Mapping[str, Any]], files: Sequence[Path], rounds: int | None, peers: int | None) -> RunPlan:
+@dataclass(frozen=True)
+class DataFlags:
+    """What the command line says about files beside their names."""
+
+    url: str = ""
+    """Address below which peers find the files; empty: they bring them."""
+    tokenizer: Path | None = None
+
+
+def from_flags(
+    flags: Mapping[str, Mapping[str, Any]],
+    files: Sequence[Path],
+    rounds: int | None,
+    peers: int | None,
+    more: DataFlags = DataFlags(),
+) -> RunPlan:
     """The plan that command-line flags describe; a flag that was not given is None and has the run spec's default."""
     tables: Tables = {name: given for name, table in flags.items() if (given := {k: v for k, v in table.items() if v is not None})}
     if rounds is not None and "total_tokens" in tables.get("run", {}):
         raise SettingsError("--rounds and --tokens both say how long the run is", "give one of them")
-    return _plan(tables, files, rounds, peers, "run spec")
+    return _plan(tables, files, rounds, peers, "run spec", more)
 
 
-def from_file(path: Path, files: Sequence[Path], rounds: int | None, peers: int | None) -> RunPlan:
+def from_file(path: Path, files: Sequence[Path], rounds: int | None, peers: int | None, more: DataFlags = DataFlags()) -> RunPlan:
     """The plan in a TOML file; data files and length may come from the command line where the file does not say them."""
     try:
         tables: Tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -61,17 +76,16 @@ def from_file(path: Path, files: Sequence[Path], rounds: int | None, peers: int 
         raise SpecError(f"{path} is not valid TOML: {error}", "correct that line") from error
     if files and _get(tables, "data", "files"):
         raise SettingsError(f"--data and data.files in {path} both say what to train on", "drop one of them")
+    if more.tokenizer is not None and _get(tables, "data", "tokenizer"):
+        raise SettingsError(f"--tokenizer and data.tokenizer in {path} both say what tokens are", "drop one of them")
     if rounds is not None and _get(tables, "run", "total_tokens") is not None:
         raise SettingsError(f"--rounds and run.total_tokens in {path} both say how long the run is", "drop one of them")
-    return _plan(tables, files, rounds, peers, str(path))
+    return _plan(tables, files, rounds, peers, str(path), more)
 
 
-def _plan(tables: Tables, files: Sequence[Path], rounds: int | None, peers: int | None, name: str) -> RunPlan:
+def _plan(tables: Tables, files: Sequence[Path], rounds: int | None, peers: int | None, name: str, more: DataFlags) -> RunPlan:
     remarks: list[str] = []
-    files = [Path(os.path.abspath(path.expanduser())) for path in files]
-    if files:
-        directory = _common_directory(files)
-        tables = _with(tables, "data", source="files", files=[describe_file(path, directory) for path in files])
+    tables = _with_files(tables, files, more)
     draft = _valid(_with(tables, "run", total_tokens=_get(tables, "run", "total_tokens") or 1), name)
     planned_peers = peers or draft.run.min_peers
     if planned_peers < draft.run.min_peers:
@@ -81,8 +95,10 @@ def _plan(tables: Tables, files: Sequence[Path], rounds: int | None, peers: int 
         )
     per_round = draft.tokens_per_round * planned_peers
     if _get(tables, "run", "total_tokens") is None:
-        tables = _with(tables, "run", total_tokens=(rounds or DEFAULT_ROUNDS) * per_round)
-    planned_rounds = math.ceil(_valid(tables, name).run.total_tokens / per_round)
+        epoch = (draft.data.training_samples or 0) * draft.data.sequence_length
+        needed = draft.data.epochs * epoch if draft.data.epochs and rounds is None else (rounds or DEFAULT_ROUNDS) * per_round
+        tables = _with(tables, "run", total_tokens=max(1, needed))
+    planned_rounds = math.ceil(_valid(tables, name).end_tokens / per_round)
     if planned_rounds < FEW_ROUNDS and _get(tables, "outer", "momentum") is None:
         tables = _with(tables, "outer", momentum=FEW_ROUNDS_MOMENTUM)
         remarks.append(
@@ -96,6 +112,28 @@ def _plan(tables: Tables, files: Sequence[Path], rounds: int | None, peers: int 
             "it suits demos on one machine — give your own text with --data FILE..."
         )
     return RunPlan(spec, planned_rounds, planned_peers, tuple(remarks))
+
+
+def _with_files(tables: Tables, files: Sequence[Path], more: DataFlags) -> Tables:
+    """The tables with the files that the command line names, by path or, with an address, as what peers fetch."""
+    paths, tokenizer = ([Path(os.path.abspath(path.expanduser())) for path in given] for given in (files, _one(more.tokenizer)))
+    if more.url and not paths:
+        raise SettingsError("--data-url says where the files of --data are to be had, but there are none", "name them with --data")
+    if not paths and not tokenizer:
+        return tables
+    directory = _common_directory([*paths, *tokenizer])
+    prefix = f"{more.url.rstrip('/')}/" if more.url else ""
+    described = [
+        described | {"path": prefix + described["path"]}
+        for described in (describe_file(path, directory) for path in [*paths, *tokenizer])
+    ]
+    if paths:
+        tables = _with(tables, "data", source="files", files=described[: len(paths)])
+    return _with(tables, "data", tokenizer=described[len(paths) :]) if tokenizer else tables
+
+
+def _one(path: Path | None) -> list[Path]:
+    return [] if path is None else [path]
 
 
 def _valid(tables: Tables, name: str) -> RunSpec:

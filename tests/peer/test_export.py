@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from shoal.peer.export import SAMPLE_BYTES, ExportError, export, sample_text
+from shoal.peer.export import SAMPLE_TOKENS, ExportError, export, sample_text
 from shoal.peer.model import DecoderConfig
 from shoal.peer.task import DecoderTask
 
@@ -109,5 +109,5 @@ def test_a_sample_follows_the_model_and_never_exceeds_its_context() -> None:
     task = Counting()
     sample = sample_text(task, CPU, context=9)
     assert task.longest == 9
-    expected = (chr((ord("\n") + 1 + i) % 128) for i in range(SAMPLE_BYTES))
+    expected = (chr((ord("\n") + 1 + i) % 128) for i in range(SAMPLE_TOKENS))
     assert sample == "".join(char for char in expected if char.isprintable() or char in "\n\t")

@@ -20,8 +20,9 @@ from shoal.compression.codec import codec
 from shoal.optim.diloco import DiLoCo
 from shoal.optim.inner import InnerTraining, inner_optimizer
 from shoal.optim.schedule import Schedule
-from shoal.peer.attach import Link, SmallerBatch, Stop, ToTrainer, TrainerError, TrainerSettings
-from shoal.peer.data import Corpus, Text, sample_at
+from shoal.peer import trainer as trainer_module
+from shoal.peer.attach import Link, SmallerBatch, Stop, Told, ToTrainer, TrainerError, TrainerSettings
+from shoal.peer.data import Corpus, DataAwayError, Text, sample_at
 from shoal.peer.events import EvaluateState, Progressed, Published, Relabel, Train, WrapUp
 from shoal.peer.task import Task
 from shoal.peer.trainer import PROGRESS_EVERY_S, SHORT_ROUNDS, Score, Stopped, Superseded, Trainer
@@ -237,6 +238,51 @@ def test_with_samples_training_goes_on_until_it_is_wrapped_up(bench: Make) -> No
     told = [sent for sent in link.sent if isinstance(sent, Progressed)]
     assert told[0].samples == 4 + BATCH
     assert bench().train(order).trained == 60
+
+
+class ComesAndGoes:
+    """A text that is away for a while."""
+
+    def __init__(self, inner: Text, away: int) -> None:
+        self.inner, self.away, self.length, self.samples = inner, away, inner.length, inner.samples
+
+    def windows(self, samples: list[int]) -> Tensor:
+        if self.away:
+            self.away -= 1
+            raise DataAwayError("/data/a.txt: cannot be read (Stale file handle)", "bring it back")
+        return self.inner.windows(samples)
+
+
+def test_data_that_are_away_are_waited_for_and_the_same_samples_trained(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_module, "LOOK_AGAIN_S", 0.001)
+    one, other, link = bench(), bench(), FakeLink()
+    source = one.trainer.corpus.training
+    monkeypatch.setattr(one.trainer, "corpus", replace(one.trainer.corpus, training=cast(Text, ComesAndGoes(source, 5))))
+    done = one.train(link=cast(Link, link))
+    other.train()
+    assert (done.trained, done.note) == (BATCH * H, "")
+    assert torch.equal(one.vault.pending, other.vault.pending)
+    assert [message.sentence for message in link.sent if isinstance(message, Told)] == [
+        "training waits for its data: /data/a.txt: cannot be read (Stale file handle) — bring it back",
+        "the data are back: training goes on",
+    ]
+
+
+def test_who_waits_for_data_wraps_up_when_told(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_module, "LOOK_AGAIN_S", 0.001)
+    one = bench()
+    source = one.trainer.corpus.training
+    monkeypatch.setattr(one.trainer, "corpus", replace(one.trainer.corpus, training=cast(Text, ComesAndGoes(source, 10**9))))
+    done = one.train(link=quiet([], [], [], [WrapUp()]))
+    assert (done.trained, done.weight) == (0, 0)
+
+
+def test_held_out_data_that_are_away_are_no_evaluation_and_no_failure(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = bench()
+    away = cast(Text, ComesAndGoes(one.trainer.corpus.heldout, 1))
+    monkeypatch.setattr(one.trainer, "corpus", replace(one.trainer.corpus, heldout=away))
+    assert one.trainer.evaluate(one.vault, 0).tokens == 0
+    assert one.trainer.evaluate(one.vault, 0).tokens > 0
 
 
 def test_pending_work_is_loaded_and_the_lease_goes_on_behind_it(bench: Make) -> None:

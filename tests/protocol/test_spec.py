@@ -116,8 +116,18 @@ def test_a_mistake_is_named_with_what_was_probably_meant(tables: dict[str, Any],
         ({"round": {"stop": "time", "seconds": 5.0, "samples": 8}}, ("round.samples", "round.stop")),
         ({"round": {"quorum": 0.9}}, ("round.quorum", "round.gather")),
         ({"round": {"stop": "time", "seconds": 600.0}}, ("round.seconds 600", "timing.gather_s 600")),
+        ({"data": {"format": "uint16"}}, ("data.format", "data.source")),
+        ({"data": {"tokenizer": [FILE]}}, ("data.tokenizer", "data.source")),
+        ({"data": {"source": "files", "files": [FILE], "format": "uint16"}}, ("books/a.txt of 5 bytes", "data.format")),
+        ({"data": {"epochs": 2}}, ("data.epochs 2", "data.source")),
+        ({"data": {"source": "files", "files": [FILE], "tokenizer": [FILE], "epochs": 2}}, ("data.epochs 2", "data.tokenizer")),
+        (
+            {"data": {"source": "files", "files": [{**FILE, "size": 6}], "format": "uint16"}, "model": {"vocab": 70_000}},
+            ("model.vocab 70000", "data.format"),
+        ),
         ({"train": {"schedule": "constant", "final_lr_fraction": 0.5}}, ("train.final_lr_fraction", "train.schedule")),
         ({"codec": {"send": "raw", "error_feedback": True}}, ("codec.error_feedback", "codec.send")),
+        ({"train": {"schedule": "wsd", "decay_fraction": 0.0}}, ("train.decay_fraction", "train.schedule")),
         ({"train": {"decay_fraction": 0.5}}, ("train.decay_fraction", "train.schedule")),
         ({"train": {"schedule": "linear", "decay_shape": "sqrt"}}, ("train.decay_shape", "train.schedule")),
         (
@@ -134,8 +144,41 @@ def test_contradicting_settings_are_both_named(tables: dict[str, Any], both: tup
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_has_an_address_or_not_and_always_a_name() -> None:
+    plain, web = (RunSpec.of(run=RUN, data={"source": "files", "files": [{**FILE, "path": path}]}).data.files[0] for path in PATHS)
+    assert (plain.url, plain.name) == ("", "books/a.txt")
+    assert (web.url, web.name) == ("http://127.0.0.1:80/books/a.txt", "books/a.txt")
+
+
+PATHS = ("books/a.txt", "http://127.0.0.1:80/books/a.txt")
+
+
+def test_a_run_ends_with_its_tokens_or_with_its_last_epoch() -> None:
+    def end(total: int, epochs: int) -> int:
+        data = {"source": "files", "files": [{**FILE, "size": 1001}], "sequence_length": 10, "heldout_fraction": 0.0}
+        return RunSpec.of(run={"total_tokens": total}, data={**data, "epochs": epochs}).end_tokens
+
+    assert [end(5000, 0), end(5000, 1), end(5000, 4), end(5000, 5), end(5000, 6)] == [5000, 1000, 4000, 5000, 5000]
+
+
+def test_token_files_may_have_a_small_vocabulary() -> None:
+    data = {"source": "files", "files": [{**FILE, "size": 8}], "format": "uint32"}
+    assert RunSpec.of(run=RUN, data=data, model={"vocab": 10}).model.vocab == 10
+
+
 @pytest.mark.parametrize(
-    "path", ["/etc/passwd", "../x", "a/../b", "http://example.org/x", "file:///etc/passwd", "https://x", "https://a b/c", ""]
+    "path",
+    [
+        "/etc/passwd",
+        "../x",
+        "a/../b",
+        "ftp://example.org/x",
+        "file:///etc/passwd",
+        "http://a@b/c",
+        "https://x",
+        "https://a b/c",
+        "",
+    ],
 )
 def test_files_stay_below_the_data_directory(path: str) -> None:
     with pytest.raises(SpecError, match=r"data\.files path"):

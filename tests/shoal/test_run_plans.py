@@ -10,7 +10,7 @@ import pytest
 from shoal.failures import SettingsError
 from shoal.protocol.errors import SpecError
 from shoal.protocol.spec import RunSpec, example_toml
-from shoal.runplan import DEFAULT_ROUNDS, FEW_ROUNDS, RunPlan, from_file, from_flags
+from shoal.runplan import DEFAULT_ROUNDS, FEW_ROUNDS, DataFlags, RunPlan, from_file, from_flags
 
 
 def flags(**tables: object) -> RunPlan:
@@ -78,6 +78,35 @@ def test_data_files_are_written_down_with_path_digest_and_size(tmp_path: Path) -
         ("one.txt", hashlib.sha256(b"first").hexdigest(), 5),
         ("deep/two.txt", hashlib.sha256(b"second!").hexdigest(), 7),
     ]
+
+
+def test_files_that_peers_fetch_are_written_down_below_their_address(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    one, two = tmp_path / "deep" / "one.txt", tmp_path / "tokenizer.json"
+    one.write_bytes(b"first")
+    two.write_bytes(b"{}")
+    data = from_flags({}, [one], None, None, DataFlags("https://example.org/run/", two)).spec.data
+    assert [file.path for file in (*data.files, *data.tokenizer)] == [
+        "https://example.org/run/deep/one.txt",
+        "https://example.org/run/tokenizer.json",
+    ]
+    assert data.tokenizer[0].sha256 == hashlib.sha256(b"{}").hexdigest()
+    with pytest.raises(SettingsError, match="--data-url"):
+        from_flags({}, [], None, None, DataFlags("https://example.org/run/"))
+    path = toml(tmp_path, f'[data]\ntokenizer = [{{path = "b", sha256 = "{"0" * 64}", size = 1}}]\n')
+    with pytest.raises(SettingsError, match=r"--tokenizer and data\.tokenizer"):
+        from_file(path, [one], 7, None, DataFlags("", two))
+
+
+def test_epochs_say_how_long_a_run_is_unless_something_shorter_does(tmp_path: Path) -> None:
+    tokens = tmp_path / "a.bin"
+    tokens.write_bytes(bytes(2 * 10_001))
+    data = {"epochs": 3, "format": "uint16", "sequence_length": 10, "heldout_fraction": 0.0}
+    flags: dict[str, dict[str, object]] = {"data": data, "train": {"steps": 2}}
+    plan = from_flags(flags, [tokens], None, None)
+    assert plan.spec.run.total_tokens == plan.spec.end_tokens == 30_000
+    assert plan.rounds == 30_000 // (10 * 4 * 2)
+    assert from_flags(flags, [tokens], 5, None).spec.end_tokens == 5 * 10 * 4 * 2
 
 
 def test_one_data_file_lies_directly_in_the_data_directory(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from shoal.optim.diloco import Swarm, Train, train_in_batches
 from shoal.optim.layout import ParameterLayout
 from shoal.peer.data import Corpus, open_corpus, sample_at
 from shoal.peer.evaluate import evaluate
+from shoal.peer.sources import Places
 from shoal.peer.task import Task, build_task
 from shoal.peer.trainer import inner_training
 from shoal.protocol.spec import RunSpec
@@ -57,7 +58,7 @@ def decoder_spec(name: str) -> RunSpec:
 def one_process(spec: RunSpec, records: list[Record]) -> tuple[dict[int, bytes], Tensor]:
     """Fingerprint of every version, and the last parameters, computed here from the same data, seeds and leases."""
     torch.set_num_threads(1)  # as each trainer of the swarm: sums inside a matrix product depend on it
-    corpus = open_corpus(spec, None)
+    corpus = open_corpus(spec, Places())
     origin = build_task(spec)
     layout = ParameterLayout.of(origin.module)
     names = {record.session: record.peer for record in records if isinstance(record, SessionOpened)}
@@ -99,7 +100,7 @@ def peer_training(spec: RunSpec, corpus: Corpus, layout: ParameterLayout) -> Tra
 def bits_per_byte(spec: RunSpec, theta: Tensor) -> float:
     task = build_task(spec)
     ParameterLayout.of(task.module).scatter(theta, task.module)
-    return evaluate(task, open_corpus(spec, None).heldout, 256, 16, CPU).bits_per_byte
+    return evaluate(task, open_corpus(spec, Places()).heldout, 256, 16, CPU).bits_per_byte
 
 
 def real_run(swarms: Swarms, spec: RunSpec) -> list[Record]:
