@@ -126,7 +126,7 @@ HAVE_PAUSE_S = 0.25
 LOCATE_PAUSE_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Pause before asking again after so many failed fetches in a row."""
 STALL_S = 60.0
-"""A trainer that finishes no step for so long is spoken of."""
+"""A trainer that finishes no step for so long, or for three of its longest, is spoken of."""
 STALLED = "the trainer to finish a step"
 FINISH_ROUND_S, LEAVE_S = 1.5, 2.5
 """How long leaving waits for the round in hand, and, in all, for the coordinator's last word."""
@@ -247,6 +247,8 @@ class Engine:
         self._leave_at: float | None = None
         self._stalled_at: float | None = None
         """When the trainer, if it trains, has been silent for too long; None once that was said."""
+        self._moved_at: float | None = None
+        self._longest_step_s = 0.0
         self._exited = False
         self._progress = Progressed(0, 0.0, 0.0)
         self._link = LinkMeasured(0.0, 0.0)
@@ -616,6 +618,7 @@ class Engine:
         wanted = self.training is not None and event.round in self._labels
         round_id, self.training, self._wrapping = self.training, None, False
         self._labels.clear()
+        self._trainer_moved(now)
         if not wanted:
             self.stale += 1
             self._drop_pending()
@@ -686,6 +689,7 @@ class Engine:
             self._publish_pending(opened.round)
         elif self._trainer:
             self.training = opened.round
+            self._moved_at = None
             self._trainer_moved(self._clock)
             self._labels = {opened.round}
             self._progress = replace(self._progress, samples=self.trained)
@@ -717,8 +721,11 @@ class Engine:
         self._fresh = False
 
     def _trainer_moved(self, now: float) -> None:
-        """The trainer began, or finished a step."""
-        self._stalled_at = now + STALL_S
+        """The trainer began, finished a step, or finished the round."""
+        if self._moved_at is not None:
+            self._longest_step_s = max(self._longest_step_s, now - self._moved_at)
+        self._moved_at = now
+        self._stalled_at = now + max(STALL_S, 3.0 * self._longest_step_s)
         if self.waiting_for == STALLED:
             self.waiting_for = ""
 
@@ -895,8 +902,9 @@ class Engine:
             self._locate_at, self._located = None, False
         if self.training is not None and self._stalled_at is not None and now >= self._stalled_at:
             self._stalled_at, self.waiting_for = None, STALLED
+            silent_s = now - self._moved_at if self._moved_at is not None else STALL_S
             fix = "if its steps are not that long, stop its process: another is started"
-            self._emit(Tell(f"the trainer finished no step for {STALL_S:g} s: {fix}", "warning"))
+            self._emit(Tell(f"the trainer finished no step for {silent_s:.0f} s: {fix}", "warning"))
         if self.reduction is not None and now >= self.reduction.deadline:
             self._reduce_all(late=True)
         if self._goodbye_at is not None and (now >= self._goodbye_at or not self._has_work_to_finish()):

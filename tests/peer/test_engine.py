@@ -1098,7 +1098,7 @@ def test_a_lost_trainers_export_is_done_by_the_next() -> None:
 def test_a_trainer_that_hangs_in_a_round_is_spoken_of_until_it_moves() -> None:
     desk = Desk.member()
     desk.hears(opened(0, 0))
-    desk.wait(STALL_S - 0.1)
+    desk.wait(1.0)
     desk.feed(Progressed(1, 2.0, 10.0))
     assert not [said for said in desk.wait(STALL_S - 0.1) if isinstance(said, Tell)]
     said = [said.text for said in desk.wait(0.2) if isinstance(said, Tell)]
@@ -1108,7 +1108,9 @@ def test_a_trainer_that_hangs_in_a_round_is_spoken_of_until_it_moves() -> None:
     assert desk.engine.waiting_for == STALLED
     desk.feed(Progressed(2, 2.0, 10.0))
     assert desk.engine.waiting_for == ""
+    assert not [said for said in desk.wait(5 * STALL_S) if isinstance(said, Tell)]  # such steps are usual for it
     desk.publishes(0)
+    assert desk.engine.waiting_for == ""
     assert not [said for said in desk.wait(3 * STALL_S) if isinstance(said, Tell)]
 
 
