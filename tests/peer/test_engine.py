@@ -1108,7 +1108,7 @@ def test_a_trainer_that_hangs_in_a_round_is_spoken_of_until_it_moves() -> None:
     assert desk.engine.waiting_for == STALLED
     desk.feed(Progressed(2, 2.0, 10.0))
     assert desk.engine.waiting_for == ""
-    assert not [said for said in desk.wait(5 * STALL_S) if isinstance(said, Tell)]  # such steps are usual for it
+    assert not [said for said in desk.wait(3 * STALL_S) if isinstance(said, Tell)]  # such steps are usual for it
     desk.publishes(0)
     assert desk.engine.waiting_for == ""
     assert not [said for said in desk.wait(3 * STALL_S) if isinstance(said, Tell)]
