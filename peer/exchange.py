@@ -203,8 +203,7 @@ class Exchange:
     def wrote(self, peer: PeerId, frame: bytes, waited_s: float) -> None:
         """The wire to a peer took a frame."""
         self.sent_bytes += len(frame)
-        self.tools.up.streams = len(self.outbound) + len(self.inbound)
-        self.tools.up.moved(len(frame))
+        self.tools.up.moved(len(frame), waited_s)
         if self.tools.packer is not None:
             self.tools.packer.wrote(peer, len(frame), waited_s)
 
@@ -221,7 +220,6 @@ class Exchange:
     async def received(self, frame: bytes) -> None:
         """A frame is here; returns when the next one may come."""
         self.received_bytes += len(frame)
-        self.tools.down.streams = len(self.outbound) + len(self.inbound)
         self.tools.down.moved(len(frame))
         await self.tools.down.admit(len(frame))
 

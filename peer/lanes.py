@@ -1,9 +1,9 @@
 """The two directions of this peer's link: how fast each was seen to go, and how fast it may.
 
 Rule: rates are measured on the bulk bytes that move anyway, never on traffic made for it. What counts is the fastest long run in a
-row, because everything slower waited for somebody else: a lane that carried 16 MiB in a second can carry them in a second. A run
-is longer than what the system takes in at once, `BUFFER_BYTES` for each open stream. An estimate goes half the way up to what a
-transfer showed, and a quarter of the way down.
+row, because everything slower waited for somebody else: a lane that carried 10 MiB in a second can carry them in a second. What the
+system takes into its buffers at once is no part of a run. An estimate goes half the way up to what a transfer showed, and a quarter
+of the way down.
 
 A cap is a token bucket: it lets `size` bytes through when those before them have had their time. Neighbours: `bulk` owns the lanes,
 `exchange` passes them with every frame; the session stream is not capped.
@@ -17,8 +17,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-BUFFER_BYTES, RUN_BYTES, RUN_S = 4 << 20, 8 << 20, 0.5
-"""What the system buffers per connection at most, by default, and the least length of a run."""
+RUN_BYTES, RUN_S = 8 << 20, 0.5
+"""The least length of a run."""
+SWALLOWED_BYTES_S = 500e6
+"""A write that was done faster than this filled a buffer, and tells nothing of the link behind it."""
 RISE, FALL = 0.5, 0.25
 """How far an estimate follows a transfer that was faster, or slower, than it."""
 
@@ -46,8 +48,6 @@ class Lane:
 
     def __init__(self, cap_bytes_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.cap_bytes_s = cap_bytes_s
-        self.streams = 0
-        """How many are open that use this lane."""
         self._clock = clock
         self._free_at = 0.0
         self._total = 0
@@ -69,17 +69,18 @@ class Lane:
             if starts > now:
                 await asyncio.sleep(starts - now)
 
-    def moved(self, size: int) -> None:
-        """So many bytes more have passed, just now."""
+    def moved(self, size: int, waited_s: float | None = None) -> None:
+        """So many bytes more have passed, just now; of a write, how long it waited."""
+        if waited_s is not None and size > waited_s * SWALLOWED_BYTES_S:
+            return
         now = self._clock()
         self._total += size
         marks = self._marks
         marks.append((now, self._total))
-        run = max(RUN_BYTES, BUFFER_BYTES * self.streams)
-        while len(marks) > 2 and marks[1][1] <= self._total - run and marks[1][0] <= now - RUN_S:
+        while len(marks) > 2 and marks[1][1] <= self._total - RUN_BYTES and marks[1][0] <= now - RUN_S:
             marks.popleft()
         since, before = marks[0]
-        if self._total - before >= run and now - since >= RUN_S:
+        if self._total - before >= RUN_BYTES and now - since >= RUN_S:
             self._fastest = max(self._fastest, (self._total - before) / (now - since))
 
     def settle(self) -> None:

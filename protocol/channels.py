@@ -25,6 +25,9 @@ KEEPALIVE_S = 15.0
 """Silence on a connection after which a ping asks whether it lives. gRPC takes less than a second as a second."""
 KEEPALIVE_TIMEOUT_S = 10.0
 """How long the answer may take."""
+BULK_KEEPALIVE_TIMEOUT_S = 60.0
+"""The same where bulk bytes flow: the answer waits behind megabytes that a slow link takes its time for, and a transfer that stands
+still is ended by its own deadline."""
 METADATA_LIMIT_BYTES = 16 << 10
 
 Options = list[tuple[str, int | str]]
@@ -99,7 +102,7 @@ def target(address: str) -> str:
 
 
 def channel_options(
-    kind: Kind, server_name: str, keepalive_s: float = KEEPALIVE_S, keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S
+    kind: Kind, server_name: str, keepalive_s: float = KEEPALIVE_S, keepalive_timeout_s: float | None = None
 ) -> Options:
     """Options of a client's channel. `server_name` is the name that the server's certificate must have."""
     _, limit = RECEIVE_LIMIT_BYTES[kind]
@@ -110,7 +113,7 @@ def channel_options(
         ("grpc.enable_http_proxy", 0),
         ("grpc.max_receive_message_length", limit),
         ("grpc.max_send_message_length", server_limit),
-        *_common(keepalive_s, keepalive_timeout_s),
+        *_common(keepalive_s, keepalive_timeout_s or _patience(kind)),
         ("grpc.http2.max_pings_without_data", 0),
         # A channel is one connection of its own: several to one peer go faster over long links, and closing one closes its socket.
         ("grpc.use_local_subchannel_pool", 1),
@@ -122,18 +125,23 @@ def channel_options(
     ]
 
 
-def server_options(kind: Kind, keepalive_s: float = KEEPALIVE_S, keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S) -> Options:
+def server_options(kind: Kind, keepalive_s: float = KEEPALIVE_S, keepalive_timeout_s: float | None = None) -> Options:
     """Options of a server that accepts `channel_options` connections of the same kind."""
     limit, client_limit = RECEIVE_LIMIT_BYTES[kind]
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", limit),
         ("grpc.max_send_message_length", client_limit),
-        *_common(keepalive_s, keepalive_timeout_s),
+        *_common(keepalive_s, keepalive_timeout_s or _patience(kind)),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 1),
         ("grpc.server_handshake_timeout_ms", 20_000),
     ]
+
+
+def _patience(kind: Kind) -> float:
+    """How long the answer to a ping may take."""
+    return BULK_KEEPALIVE_TIMEOUT_S if kind is Kind.BULK else KEEPALIVE_TIMEOUT_S
 
 
 def _common(keepalive_s: float, keepalive_timeout_s: float) -> Options:

@@ -85,10 +85,15 @@ class ScriptedPeer:
         return Contact(self.me, self.address)
 
     async def start(
-        self, parts: Sequence[Part], theta: torch.Tensor | None, keep_entries: int = 8, feedback: Codec | None = None
+        self,
+        parts: Sequence[Part],
+        theta: torch.Tensor | None,
+        keep_entries: int = 8,
+        feedback: Codec | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         """Make the vault, at version 0 when `theta` is given, and listen."""
-        self.address = f"127.0.0.1:{await self.plane.listen('127.0.0.1:0')}"
+        self.address = f"{host}:{await self.plane.listen(f'{host}:0')}"
         self.vault = Vault.create(self.directory, RUN, parts[-1].stop, LAYOUT, parts, feedback=feedback)
         if theta is not None:
             self.vault.begin_origin().copy_(theta)

@@ -237,3 +237,11 @@ async def test_a_closed_channel_leaves_no_connection_behind() -> None:
                 break
         connection.close()
     server.close()
+
+
+def test_a_ping_may_wait_behind_bulk_bytes_on_a_slow_link_and_not_on_a_session() -> None:
+    for options in (lambda kind: channel_options(kind, "name"), server_options):
+        told = {kind: dict(options(kind)) for kind in Kind}
+        for name in ("grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"):
+            assert told[Kind.BULK][name] == 60_000
+            assert told[Kind.SESSION][name] == told[Kind.ENROLMENT][name] == 10_000

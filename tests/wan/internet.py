@@ -1,0 +1,117 @@
+"""A small internet of network namespaces: homes with access links of their own, some behind a router that masquerades.
+
+    home ns ──veth (up, down shaped)── backbone ns ──veth── this machine's own namespace: coordinator, helpers
+    10.77.k.2                  10.77.k.1      10.77.255.1    10.77.255.2
+
+Rule: processes are started *in* a home (`inside`), and everything that speaks gRPC in this process stays outside, because threads
+keep the namespace that they were made in. Rates are shaped by the kernel's token bucket (`tc tbf`); delay is not emulated. Needs
+root, iproute2 and iptables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+CLONE_NEWNET = 0x40000000
+HUB = "10.77.255.2"
+"""This machine's address in that internet."""
+QUEUE_MS = 200
+_TOOLS = ("ip", "tc", "iptables")
+
+
+def why_not() -> str:
+    """What is missing to make one; "" when nothing is."""
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if missing:
+        return f"{', '.join(missing)} not installed"
+    probe = subprocess.run(["ip", "netns", "add", "shoal-probe"], capture_output=True, text=True, check=False)
+    subprocess.run(["ip", "netns", "del", "shoal-probe"], capture_output=True, check=False)
+    return f"no network namespaces here: {probe.stderr.strip()}" if probe.returncode else ""
+
+
+class Internet:
+    """A context manager: leaving it removes every namespace and link that it made."""
+
+    def __init__(self) -> None:
+        self._tag = f"sh{os.getpid() % 100_000}"
+        self._core = f"{self._tag}core"
+        self._homes: dict[str, str] = {}
+
+    def __enter__(self) -> Internet:
+        try:
+            self._build()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _build(self) -> None:
+        core = self._core
+        _run("ip", "netns", "add", core)
+        self._in(core, "ip", "link", "set", "lo", "up")
+        self._in(core, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        self._link(f"{self._tag}h", core, f"{self._tag}b")
+        _run("ip", "addr", "add", f"{HUB}/24", "dev", f"{self._tag}h")
+        _run("ip", "link", "set", f"{self._tag}h", "up")
+        self._in(core, "ip", "addr", "add", "10.77.255.1/24", "dev", f"{self._tag}b")
+        self._in(core, "ip", "link", "set", f"{self._tag}b", "up")
+        _run("ip", "route", "replace", "10.77.0.0/16", "via", "10.77.255.1")
+
+    def __exit__(self, *_: object) -> None:
+        for namespace in (*self._homes.values(), self._core):
+            subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", f"{self._tag}h"], capture_output=True, check=False)
+
+    def home(self, name: str, mbit: float = 0.0, masquerade: bool = False) -> str:
+        """A new home; its address. `mbit`: what its link carries each way, 0 as much as there is. With `masquerade` it can dial
+        out, and nobody can dial in."""
+        number = len(self._homes) + 1
+        namespace = self._homes[name] = f"{self._tag}n{number}"
+        inner, outer, net = f"{self._tag}i{number}", f"{self._tag}o{number}", f"10.77.{number}"
+        _run("ip", "netns", "add", namespace)
+        _run("ip", "link", "add", outer, "netns", self._core, "type", "veth", "peer", "name", inner, "netns", namespace)
+        for where, device, address in ((namespace, inner, f"{net}.2"), (self._core, outer, f"{net}.1")):
+            self._in(where, "ip", "addr", "add", f"{address}/24", "dev", device)
+            self._in(where, "ip", "link", "set", device, "up")
+            if mbit:
+                shape = ("rate", f"{mbit:g}mbit", "burst", f"{max(16_000, round(mbit * 1250))}", "latency", f"{QUEUE_MS}ms")
+                self._in(where, "tc", "qdisc", "add", "dev", device, "root", "tbf", *shape)
+        self._in(namespace, "ip", "link", "set", "lo", "up")
+        self._in(namespace, "ip", "route", "add", "default", "via", f"{net}.1")
+        if masquerade:
+            self._in(self._core, "iptables", "-t", "nat", "-A", "POSTROUTING", "-s", f"{net}.0/24", "-j", "MASQUERADE")
+            refuse = ("-m", "conntrack", "--ctstate", "NEW", "-j", "REJECT")
+            self._in(self._core, "iptables", "-A", "FORWARD", "-d", f"{net}.0/24", *refuse)
+        return f"{net}.2"
+
+    @contextlib.contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """Processes that this thread starts meanwhile are in that home."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open("/proc/thread-self/ns/net") as outside, Path(f"/run/netns/{self._homes[name]}").open() as there:
+            if libc.setns(there.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
+            try:
+                yield
+            finally:
+                libc.setns(outside.fileno(), CLONE_NEWNET)
+
+    def _link(self, near: str, namespace: str, far: str) -> None:
+        _run("ip", "link", "add", near, "type", "veth", "peer", "name", far, "netns", namespace)
+
+    def _in(self, namespace: str, *command: str) -> None:
+        _run("ip", "netns", "exec", namespace, *command)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
