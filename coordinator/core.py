@@ -18,7 +18,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import assert_never
 
-from shoal.coordinator import admission, expectations, gathering, naming, settings, views
+from shoal.coordinator import admission, claims, expectations, gathering, naming, settings, views
 from shoal.coordinator.ballots import Ballots
 from shoal.coordinator.events import (
     Answer,
@@ -153,6 +153,8 @@ SILENCE_S = 5.0
 """A wait longer than this is explained to those who wait."""
 FRESH_HEARTBEATS = 1.5
 """Who was not heard for longer may be gone already: no leaver's copy is given up on its account."""
+SEND_OFF_S = 30.0
+"""How long a drained member may take to say goodbye."""
 BANS_LIMIT = 10_000
 """Banned identities; every peer keeps the list."""
 _SINCE_MINOR: dict[type, int] = {Leave: 1, Barred: 1}
@@ -182,6 +184,9 @@ class Core:
         self._pace = Pace()
         self._evaluating: tuple[int, int] | None = None
         self._farewell_at: float | None = None
+        self._barred = Barred(())
+        self._reported: dict[int, set[int]] = {}
+        """Sessions that told a version's cost: each is heard once."""
         self._reports: dict[int, dict[int, Report]] = {}
         """What members said of a version's cost, by session, and that is not journaled yet."""
         self._clock = 0.0
@@ -201,7 +206,7 @@ class Core:
             raise ValueError("the journal does not start with RunCreated")
         self._journal(TermRaised(self.ledger.term + 1))
         self.spec = settings.changed(self._initial, self.ledger.settings)
-        self._effects.append(Bar(frozenset(self.ledger.banned)))
+        self._bans_changed()
         for session in self.ledger.members:
             self._roster.add(Presence(session, None, now, gone_at=now + self.spec.timing.lost_after_s))
         if self.ledger.undecided is not None:
@@ -238,6 +243,7 @@ class Core:
         timing = self.spec.timing
         times = [p.last_heard + timing.lost_after_s for p in self._roster if p.connection is not None]
         times += [p.gone_at for p in self._roster if p.gone_at is not None]
+        times += [p.sent_off_at + SEND_OFF_S for p in self._roster if p.sent_off_at is not None and p.connection is not None]
         if self._farewell_at is not None:
             times.append(self._farewell_at)
         if self.round is not None:
@@ -266,7 +272,7 @@ class Core:
         if connection not in self._peers:
             return
         session = self._session_of.get(connection)
-        body = envelope.body
+        body = claims.believable(envelope.body)
         if session is None:
             if isinstance(body, Hello):
                 self._hello(connection, body, now)
@@ -371,7 +377,7 @@ class Core:
         presence.connection, presence.last_heard, presence.gone_at = connection, now, None
         presence.standing, presence.version = Standing.ARRIVING, hello.version
         presence.claim = (hello.version, hello.root)
-        presence.minor, presence.sent_off = hello.minor, False
+        presence.minor, presence.sent_off_at = hello.minor, None
         presence.complaints.clear()
         self._session_of[connection] = presence.session
 
@@ -386,12 +392,13 @@ class Core:
         if self._waiting.what:
             self._send(session, self._waiting.notice())
         if self.ledger.banned:
-            self._send(session, Barred(tuple(sorted(self.ledger.banned))))
+            self._send(session, self._barred)
 
     def _refuse(self, connection: int, refusal: Refused) -> None:
         self._effects.append(Send(connection, Envelope(NO_SESSION, self.ledger.term, refusal)))
         self._effects.append(Close(connection))
-        self._log(f"refused {self._peers[connection][0]}: {refusal.reason}")
+        peer = self._peers[connection][0]
+        self._log_of(peer, f"refused {peer}: {refusal.reason}", "info")
 
     def _restarted(self, presence: Presence, now: float) -> None:
         """A member is back as a new process: what its old one kept in memory for the round in flight is gone."""
@@ -587,12 +594,17 @@ class Core:
         if not self.ledger.version - len(self.ledger.entries) < said.version <= self.ledger.version:
             return
         peer = self.ledger.members[presence.session].peer
+        heard = self._reported.setdefault(said.version, set())
+        if presence.session in heard:
+            return
+        heard.add(presence.session)
+        for old in [version for version in self._reported if version <= self.ledger.version - len(self.ledger.entries)]:
+            del self._reported[old]
         reports = self._reports.setdefault(said.version, {})
         cosine = max(-1.0, min(1.0, said.cosine))
         norm = gathering.within(said.norm, LARGEST_NORM)
-        report = Report(peer, said.sent_bytes, said.received_bytes, said.train_s, said.wait_s, norm, cosine)
-        reports.setdefault(presence.session, report)
-        if said.version == self.ledger.version and {p.session for p in self._roster.active()} <= reports.keys():
+        reports[presence.session] = Report(peer, said.sent_bytes, said.received_bytes, said.train_s, said.wait_s, norm, cosine)
+        if said.version == self.ledger.version and {p.session for p in self._roster.active()} <= heard:
             self._journal_reports()
 
     def _journal_reports(self) -> None:
@@ -817,15 +829,15 @@ class Core:
             return
         if round_.state is not RoundState.GATHERING:
             return
-        leased = total(self.ledger.members[presence.session].lease)
+        peer, leased = self.ledger.members[presence.session].peer, total(self.ledger.members[presence.session].lease)
         samples = min(max(0, said.samples), leased)
         weight = samples * self.spec.data.sequence_length
         if presence.session not in round_.ready_at:  # said again, it is neither measured nor remarked upon again
             name = self._roster.name(presence.session)
             if said.weight != weight:
-                self._log(f"{name} claims {said.weight} tokens, its lease allows {weight}", "warning")
+                self._log_of(peer, f"{name} claims {said.weight} tokens, its lease allows {weight}")
             if said.note:
-                self._log(f"{name} contributes nothing to round {round_.id}: {said.note}", "warning")
+                self._log_of(peer, f"{name} contributes nothing to round {round_.id}: {said.note}")
             round_.ready_at[presence.session] = now
             round_.explain_at = min(round_.explain_at, now + SILENCE_S)
             pace = self._pace[round_.peers[presence.session]]
@@ -848,8 +860,9 @@ class Core:
             if not round_.why_unasked(peer, said.key):  # this was its only word, and it cannot be true
                 self._accuse(round_, peer, set(round_.collectors.values()) - {presence.session}, why_not, now)
             return
-        for peer in said.refused:
-            self._log(f"{peer} was refused in part {said.key.part} of round {round_.id}: not finite or not decodable", "warning")
+        for refused in sorted((set(said.refused) & round_.weights.keys()) - set(said.contributors) - round_.refused):
+            round_.refused.add(refused)
+            self._log(f"{refused} was refused in part {said.key.part} of round {round_.id}: not finite or not decodable", "warning")
         if round_.decided():
             round_.decided_at = now
 
@@ -864,7 +877,10 @@ class Core:
     def _complaint(self, presence: Presence, said: Complaint, now: float) -> None:
         """Two members could not exchange bulk bytes: evidence about the dialled one, and the end of a round that needs both."""
         complainer = self.ledger.members[presence.session].peer
-        self._log(f"{complainer} could not exchange data with {said.peer}: {said.reason}", "warning")
+        if said.peer not in self.ledger.contributions:
+            self.stale += 1
+            return
+        self._log_of(complainer, f"{complainer} could not exchange data with {said.peer}: {said.reason}")
         round_ = self.round
         if round_ is None or round_.state is not RoundState.REDUCING or not self._is_current(said.round, round_):
             self.stale += 1  # that round's streams end with it
@@ -1213,8 +1229,9 @@ class Core:
     def _bans_changed(self) -> None:
         """Everybody refuses them at once: the shell, and every member."""
         self._effects.append(Bar(frozenset(self.ledger.banned)))
+        self._barred = Barred(tuple(sorted(self.ledger.banned)))  # one object for all streams: it is packed once
         for presence in self._roster:
-            self._send(presence.session, Barred(tuple(sorted(self.ledger.banned))))
+            self._send(presence.session, self._barred)
 
     def _drain(self, text: str, by: PeerId) -> Done | AdminError:
         member = self._member_meant(text)
@@ -1226,18 +1243,24 @@ class Core:
 
     def _send_off(self, now: float) -> None:
         """Members that are drained leave as soon as no round needs them."""
-        for presence in self._roster:
-            busy = self.round is not None and presence.session in {*self.round.members, *self.round.collectors.values()}
-            if not self.ledger.members[presence.session].draining or presence.sent_off or presence.connection is None or busy:
-                continue
-            presence.sent_off = True
-            if presence.minor >= _SINCE_MINOR[Leave]:
-                self._send(presence.session, Leave("an operator drains it"))
-            else:
-                self._end(presence.session, "was drained by an operator", now, may_return=False)
+        draining = [p for p in self._roster if self.ledger.members[p.session].draining and p.connection is not None]
+        if not draining:
+            return
+        busy = {*self.round.members, *self.round.collectors.values()} if self.round is not None else set()
+        for presence in draining:
+            if presence.sent_off_at is not None and now >= presence.sent_off_at + SEND_OFF_S:
+                self._end(presence.session, "was drained by an operator, and did not leave by itself", now, may_return=False)
+            elif presence.sent_off_at is None and presence.session not in busy:
+                presence.sent_off_at = now
+                if presence.minor >= _SINCE_MINOR[Leave]:
+                    self._send(presence.session, Leave("an operator drains it"))
+                else:
+                    self._end(presence.session, "was drained by an operator", now, may_return=False)
 
     def _change(self, key: str, value: str, by: PeerId) -> Done | AdminError:
         ledger = self.ledger
+        if ledger.stopping is not None:
+            return AdminError(f"the run is ending: {ledger.stopping.reason}", "start a new run with `shoal coordinator init`")
         refused = settings.why_not(self._initial, ledger.settings, key, value, ledger.committed_tokens)
         if refused is not None:
             return refused
@@ -1280,7 +1303,11 @@ class Core:
         self.ledger.apply(record)
 
     def _log(self, text: str, level: str = "info") -> None:
-        self._effects.append(Log(text, level))
+        self._effects.append(Log(text[: claims.LINE_LIMIT], level))
+
+    def _log_of(self, peer: PeerId, text: str, level: str = "warning") -> None:
+        """A line that a peer causes, as often as it likes."""
+        self._effects.append(Log(text[: claims.LINE_LIMIT], level, peer))
 
     def _take_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []

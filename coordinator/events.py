@@ -102,6 +102,8 @@ class Log:
 
     text: str
     level: str = "info"
+    about: PeerId = ""
+    """The peer that caused it, where one can as often as it likes: each has a budget of lines."""
 
 
 Effect = Journal | Send | Close | Bar | Answer | Log

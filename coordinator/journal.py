@@ -35,6 +35,8 @@ FORMAT = 1
 
 EVENTS_KEPT = 10_000
 """Lines of the run's history; older ones are forgotten, so that a run that fails for weeks does not fill the disk."""
+AUDIT_KEPT = 100_000
+"""Operators' commands; the same."""
 PAGE = 1000
 """Records read at once."""
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)}
@@ -293,6 +295,8 @@ class Journal:
         with self._transaction() as connection:
             known = connection.execute(sa.select(_operators).where(_operators.c.peer == who)).one_or_none()
             connection.execute(_audit.insert().values(at=now, who=who, what=what, result=result))
+            newest = connection.execute(sa.select(sa.func.max(_audit.c.id))).scalar_one()
+            connection.execute(_audit.delete().where(_audit.c.id <= newest - AUDIT_KEPT))
             name = f"{known.role} {known.name} ({who[:8]})" if known else f"operator {who[:8]}"
             _add_events(connection, now, [(f"{name} asked: {what}: {result}", "info")])
 

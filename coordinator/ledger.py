@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from shoal.coordinator.claims import added
 from shoal.coordinator.records import (
     DrainAsked,
     FingerprintAgreed,
@@ -343,12 +344,12 @@ class Ledger:
     def _report(self, record: WorkReported) -> None:
         for report in record.reports:
             whole = self.contributions.setdefault(report.peer, Contributions())
-            whole.sent_bytes += report.sent_bytes
-            whole.received_bytes += report.received_bytes
+            whole.sent_bytes = added(whole.sent_bytes, report.sent_bytes)
+            whole.received_bytes = added(whole.received_bytes, report.received_bytes)
         for summary in reversed(self.history):
             if summary.version == record.version:
-                summary.sent_bytes += sum(report.sent_bytes for report in record.reports)
-                summary.received_bytes += sum(report.received_bytes for report in record.reports)
+                summary.sent_bytes = added(summary.sent_bytes, sum(report.sent_bytes for report in record.reports))
+                summary.received_bytes = added(summary.received_bytes, sum(report.received_bytes for report in record.reports))
                 summary.train_s += sum(report.train_s for report in record.reports)
                 summary.wait_s += sum(report.wait_s for report in record.reports)
                 summary.claims |= {report.peer: (report.norm, report.cosine) for report in record.reports if report.norm > 0.0}

@@ -17,10 +17,11 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
+from shoal.coordinator.claims import Budget
 from shoal.coordinator.events import (
     Answer,
     Asked,
@@ -99,6 +100,7 @@ class Performer:
         self._bar = bar
         self._told: list[Effect] = []
         self._begun = False
+        self._budget = Budget()
         self._clock = clock
         self._events: deque[Event] = deque()
         self._arrived = asyncio.Event()
@@ -195,7 +197,19 @@ class Performer:
                 link.stream.close(str(error))
             return []
 
-    async def _perform(self, effects: list[Effect]) -> None:
+    def _affordable(self, effects: list[Effect]) -> Iterator[Effect]:
+        """Everything but the lines that are too many about one peer, which are counted instead."""
+        for effect in effects:
+            if isinstance(effect, Log) and effect.about:
+                allowed, left_out = self._budget.spend(effect.about, self._clock())
+                if left_out:
+                    yield Log(f"{left_out} more lines about {effect.about} were left out", effect.level)
+                if not allowed:
+                    continue
+            yield effect
+
+    async def _perform(self, wanted: list[Effect]) -> None:
+        effects = list(self._affordable(wanted))
         records = [effect.record for effect in effects if isinstance(effect, Journal)]
         told = [(effect.text, effect.level) for effect in effects if isinstance(effect, Log)]
         if records or told:
@@ -216,7 +230,7 @@ class Performer:
                     future = self._asked.pop(request, None)
                     if future is not None and not future.done():
                         future.set_result(reply)
-                case Log(text, level):
+                case Log(text, level, _):
                     self._say(text, level)
                 case _:
                     assert_never(effect)

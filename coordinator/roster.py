@@ -52,10 +52,15 @@ class Presence:
     goodbye: bool = False
     minor: int = 0
     """Minor version of the protocol that it speaks."""
-    sent_off: bool = False
-    """It was told to leave, because an operator drains it: no further round counts on it."""
+    sent_off_at: float | None = None
+    """When it was told to leave, because an operator drains it: no further round counts on it."""
     complaints: set[PeerId] = field(default_factory=set)
     """Who could not reach this peer's address; the word of who is gone does not count."""
+
+    @property
+    def sent_off(self) -> bool:
+        """Whether it was told to leave."""
+        return self.sent_off_at is not None
 
 
 class Roster:

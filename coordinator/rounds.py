@@ -71,6 +71,8 @@ class Round:
     settle_at: float | None = None
     """When parts that nobody alive is known to hold are given up."""
     lost: set[PeerId] = field(default_factory=set)
+    refused: set[PeerId] = field(default_factory=set)
+    """Contributors that some reducer refused: said once."""
     decisions: dict[Slot, Decision] = field(default_factory=dict)
     holds: dict[Slot, dict[int, tuple[int, bytes]]] = field(default_factory=dict)
     """What each session says that it holds of a part: attempt and digest."""

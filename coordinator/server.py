@@ -41,7 +41,7 @@ from shoal.protocol.errors import IdentityError, InviteError, ListenError, Refus
 from shoal.protocol.identity import Identity
 from shoal.protocol.services import ADMIN, ENROL, LOOK, RENEW, SESSION, Served, handlers
 from shoal.protocol.spec import RunSpec
-from shoal.protocol.tls import Credential, caller_of, server_credentials
+from shoal.protocol.tls import Caller, Credential, caller_of, server_credentials, utc
 
 LEAVE_S = 1.0
 """How long calls in flight may take to end when the coordinator stops."""
@@ -227,7 +227,7 @@ def _session(sessions: Sessions) -> Callable[[Any, Any], Any]:
 
 def _admin(operators: Operators, broken: asyncio.Future[None]) -> Callable[[AdminCommand, Any], Any]:
     async def admin(command: AdminCommand, context: Any) -> AdminReply | AdminError:
-        caller = caller_of(context)
+        caller = await _valid(context)
         return await _or_end(operators.carry_out(caller.peer, caller.rights, command), context, broken)
 
     return admin
@@ -235,8 +235,9 @@ def _admin(operators: Operators, broken: asyncio.Future[None]) -> Callable[[Admi
 
 def _renew(registry: Registry, broken: asyncio.Future[None]) -> Callable[[Renew, Any], Any]:
     async def renew(request: Renew, context: Any) -> Enrolled:
+        caller = await _valid(context)
         try:
-            return await _or_end(asyncio.to_thread(registry.renew, request, caller_of(context).peer), context, broken)
+            return await _or_end(asyncio.to_thread(registry.renew, request, caller.peer), context, broken)
         except (InviteError, IdentityError, RefusedError) as error:
             await _refuse(context, error)
 
@@ -258,6 +259,16 @@ def _look(registry: Registry, broken: asyncio.Future[None]) -> Callable[[Look, A
         return await _or_end(asyncio.to_thread(registry.look, request, host_of(context.peer())), context, broken)
 
     return look
+
+
+async def _valid(context: Any) -> Caller:
+    """Who calls, if its certificate is good now: gRPC looked at its dates when the connection was made, which may be days ago."""
+    caller = caller_of(context)
+    ends = caller.expires_at.timestamp()
+    if ends <= time.time():
+        reason = f"the certificate of {caller.peer} expired at {utc(ends)}; the coordinator's clock says {utc()}"
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
+    return caller
 
 
 async def _or_end(work: Awaitable[Reply], context: Any, broken: asyncio.Future[None]) -> Reply:

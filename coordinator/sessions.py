@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 import grpc
 
+from shoal.coordinator.claims import Budget
 from shoal.coordinator.performer import Performer
 from shoal.protocol.channels import split_address
 from shoal.protocol.errors import ShoalError, UnreachableError
@@ -124,6 +125,7 @@ class Sessions:
         self._shown_until: dict[PeerId, float] = {}
         """When the certificate ends with which a peer's newest open stream was opened."""
         self._packer = Packer()
+        self._budget = Budget()
 
     def close_all(self, reason: str) -> None:
         """End all streams now; the coordinator leaves, which is said once and not per stream."""
@@ -181,7 +183,8 @@ class Sessions:
                 case _:
                     raise error
         if outbox.reason:
-            self._say(f"closed the stream of {caller.peer} from {host_of(context.peer())}: {outbox.reason}", "warning")
+            if self._budget.spend(caller.peer, time.monotonic())[0]:
+                self._say(f"closed the stream of {caller.peer} from {host_of(context.peer())}: {outbox.reason:.500}", "warning")
             with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
                 await context.abort(grpc.StatusCode.ABORTED, outbox.reason)
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from shoal.coordinator.claims import LINE_LIMIT
 from shoal.coordinator.ledger import Ledger, RoundSummary
 from shoal.coordinator.pace import KEPT
 from shoal.coordinator.records import Showing
@@ -17,6 +18,10 @@ from shoal.coordinator.rounds import Round, RoundState
 from shoal.protocol.admin import Contributor, Leaderboard, Peers, PeerView, RoundPeerView, Rounds, RoundView, Status
 from shoal.protocol.messages import NO_VERSION, Notice, PeerId
 from shoal.protocol.spec import RunSpec
+
+LINES_LIMIT = 20_000
+"""Lines about single peers in one answer about rounds; the newest rounds have theirs. One message holds no more."""
+ABSENT_LISTED = 16
 
 
 @dataclass(frozen=True)
@@ -29,11 +34,11 @@ class Waiting:
     fix: str = ""
 
     def __str__(self) -> str:
-        return f"{self.what} (have {self.have}, need {self.need}): {self.fix}" if self.what else ""
+        return f"{self.what[:LINE_LIMIT]} (have {self.have}, need {self.need}): {self.fix[:LINE_LIMIT]}" if self.what else ""
 
     def notice(self) -> Notice:
         """The same, for peers."""
-        return Notice(self.what, self.have, self.need, self.fix)
+        return Notice(self.what[:LINE_LIMIT], self.have, self.need, self.fix[:LINE_LIMIT])
 
 
 def phase(ledger: Ledger, round_: Round | None) -> str:
@@ -79,7 +84,13 @@ def rounds(ledger: Ledger, limit: int) -> Rounds:
     first = max(0, len(history) - max(1, limit))
     names = {peer: did.name for peer, did in ledger.contributions.items()}
     names |= {member.peer: member.name for member in (*ledger.limbo.values(), *ledger.members.values())}
-    return Rounds(tuple(_round(history[at], history[max(0, at - KEPT) : at], names) for at in range(first, len(history))))
+    views: list[RoundView] = []
+    room = LINES_LIMIT
+    for at in reversed(range(first, len(history))):
+        view = _round(history[at], history[max(0, at - KEPT) : at], names)
+        room -= len(view.peers)
+        views.append(view if room >= 0 else replace(view, peers=()))
+    return Rounds(tuple(reversed(views)))
 
 
 def leaderboard(ledger: Ledger, limit: int) -> Leaderboard:
@@ -100,7 +111,9 @@ def _round(summary: RoundSummary, before: Sequence[RoundSummary], names: Mapping
         return statistics.median(found) if (found := list(times)) else 0.0
 
     limits = summary.limits
-    absent = tuple(peer for peer in summary.who if peer not in summary.included) if summary.version != NO_VERSION else ()
+    absent = (
+        tuple(peer for peer in summary.who if peer not in summary.included)[:ABSENT_LISTED] if summary.version != NO_VERSION else ()
+    )
     return RoundView(
         summary.round,
         summary.version,

@@ -626,7 +626,9 @@ class BulkPlane:
         return self._reducer
 
     def _channel(self, contact: Contact) -> grpc.aio.Channel:
-        """The connection to a peer, where it is now and with the certificate that we have now."""
+        """The connection to a peer, where it is now and with the certificate that we have now. Raises UnreachableError."""
+        if self._door.is_barred(contact.peer):
+            raise UnreachableError(f"{contact.peer} is banned from this run")
         address, credential = contact.address, self._credential()
         known = self._channels.get(contact.peer)
         if known is None or known[:2] != (address, credential):

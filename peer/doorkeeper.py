@@ -50,6 +50,10 @@ class Doorkeeper:
             if call.peer in peers and not call.barred.done():
                 call.barred.set_result(None)
 
+    def is_barred(self, peer: PeerId) -> bool:
+        """Whether this identity is banned."""
+        return peer in self._barred
+
     def guard(self, served: Served) -> Served:
         """The same method, open to peers of the run alone and while their right lasts."""
         return services.around(served, self._answer)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from shoal.coordinator.claims import LINES, WINDOW_S
 from shoal.coordinator.events import (
     Answer,
     Asked,
@@ -240,5 +241,24 @@ async def test_what_core_and_shell_tell_is_said_and_kept_and_bans_reach_the_shel
     performer.connect("p", frozenset(), "", trace)
     await until(lambda: barred == [{"eve"}])
     assert trace.history == said == [("a stream broke", "info"), ("it happened", "warning")]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_lines_about_a_peer_that_causes_them_without_end_are_counted_instead() -> None:
+    clock, trace = [0.0], Trace()
+    said: list[str] = []
+    noise: list[Effect] = [Log("noise", "warning", "eve")] * 50
+    core = ScriptedCore(lambda event: [*noise, Log("bob is slow", "info", "bob")])
+    performer = Performer(core, trace, lambda text, level: said.append(text), clock=lambda: clock[0])
+    task = asyncio.create_task(performer.run())
+    performer.connect("p", frozenset(), "", trace)
+    await until(lambda: "bob is slow" in said)
+    assert said == ["noise"] * LINES + ["bob is slow"]
+    clock[0] = WINDOW_S
+    performer.connect("q", frozenset(), "", trace)
+    await until(lambda: said.count("bob is slow") == 2)
+    assert said[LINES + 1 :] == [f"{50 - LINES} more lines about eve were left out", *["noise"] * LINES, "bob is slow"]
+    assert [text for text, _ in trace.history] == said
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -20,6 +20,7 @@ import grpc.aio
 import pytest
 
 from shoal.adminclient import ask, grant
+from shoal.coordinator.claims import LINES
 from shoal.coordinator.core import Core
 from shoal.coordinator.events import Answer, Asked, Close, Connected, Disconnected, Effect, Event, Journal, Said, Send, TimePassed
 from shoal.coordinator.journal import Journal as JournalFile
@@ -34,6 +35,7 @@ from shoal.peer.enrol import Credentials, Keeper, come_in, enrol, load, renew
 from shoal.peer.events import Heard, Offline, Online
 from shoal.peer.session import GrpcDial, SessionLink
 from shoal.protocol.admin import (
+    AdminCommand,
     Ban,
     Done,
     Events,
@@ -49,6 +51,7 @@ from shoal.protocol.admin import (
     Unban,
 )
 from shoal.protocol.channels import Kind, open_channel
+from shoal.protocol.enrolment import Renew
 from shoal.protocol.errors import (
     IdentityError,
     InviteError,
@@ -74,7 +77,7 @@ from shoal.protocol.messages import (
     Refused,
     Welcome,
 )
-from shoal.protocol.services import SESSION
+from shoal.protocol.services import ADMIN, RENEW, SESSION
 from shoal.protocol.spec import RunSpec
 from shoal.protocol.tls import client_credentials, enrolment_credentials
 from shoal.protocol.wire import pack
@@ -567,10 +570,10 @@ async def test_changes_and_refusals_are_written_down_and_looking_is_not(run: tup
         assert await ask(directory / "admin", Resume()) == Done("Resume")
         assert await ask(directory, GetStatus()) == Done("GetStatus")
         volunteer = await come_in(tmp_path / "p", invite)
-        with pytest.raises(RefusedError, match=f"certificate of {volunteer.peer} has no admin right"):
-            await ask(tmp_path / "p", Pause())
-        with pytest.raises(RefusedError, match="no admin or observer right"):
-            await ask(tmp_path / "p", GetStatus())
+        commands: list[AdminCommand] = [Pause(), *(GetStatus() for _ in range(LINES + 5))]
+        for command in commands:
+            with pytest.raises(RefusedError, match=f"certificate of {volunteer.peer} has no admin or observer right"):
+                await ask(tmp_path / "p", command)
         with pytest.raises(RefusedError, match="cannot make an invite for 0 uses"):
             await ask(directory, MakeInvite(0, 1.0))
         seen = await ask(directory, GetEvents(100))
@@ -583,12 +586,35 @@ async def test_changes_and_refusals_are_written_down_and_looking_is_not(run: tup
     assert lines == [
         (operator, "pause", "Pause"),
         (operator, "resume", "Resume"),
-        (volunteer.peer, "pause", f"refused: the certificate of {volunteer.peer} has no admin right"),
-        (volunteer.peer, "status", f"refused: the certificate of {volunteer.peer} has no admin or observer right"),
         (operator, "invite for 0 uses within 1 h", "refused: cannot make an invite for 0 uses within 1 hours"),
     ]
     assert pauses == [operator] * 3  # the small core writes this down whatever it is asked
-    assert [event.text for event in seen.events] == [f"operator {who[:8]} asked: {what}: {result}" for who, what, result in lines]
+    told = [event.text for event in seen.events]
+    assert [text for text in told if "asked: " in text] == [
+        f"operator {who[:8]} asked: {what}: {result}" for who, what, result in lines
+    ]
+    assert told.count(f"{volunteer.peer} asked what operators ask, and is none") == LINES, "and no more, however often it asks"
+
+
+async def test_a_connection_outlives_no_right_to_it_for_operators_and_renewals(run: tuple[Path, Invite], tmp_path: Path) -> None:
+    directory, invite = run
+    async with serving(directory, certificate_lifetime=datetime.timedelta(seconds=4)):
+        observer = await asyncio.to_thread(grant, directory, "observer", tmp_path / "eva", "eva", 4.0 / 86400)
+        eva, bob = load(tmp_path / "eva"), await come_in(tmp_path / "bob", invite)
+        renewal = Renew("demo", bob.identity.public_key, bob.identity.tls_public_key, bob.identity.binding("demo"))
+        asked: list[tuple[Credentials, Any, Any]] = [(eva, ADMIN, GetStatus()), (bob, RENEW, renewal)]
+
+        async def outlive(mine: Credentials, method: Any, request: Any) -> None:
+            credentials = client_credentials(mine.credential)
+            async with open_channel(Kind.SESSION, mine.session_addresses[0], credentials, mine.server_name) as channel:
+                await method.call(channel, request, 5)
+                await asyncio.sleep(mine.credential.owner.expires_at.timestamp() + 0.1 - time.time())
+                with pytest.raises(grpc.aio.AioRpcError, match=r"expired at .* UTC; the coordinator's clock says") as refused:
+                    await method.call(channel, request, 5)
+                assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+        await asyncio.gather(*(outlive(*one) for one in asked))
+        assert observer.role == "observer"
 
 
 async def test_events_go_on_from_a_number_and_outlive_the_coordinator(run: tuple[Path, Invite]) -> None:
@@ -827,7 +853,8 @@ def test_a_signal_ends_the_process_within_seconds_and_kill_9_does_not_stop_the_n
     def start() -> subprocess.Popen[str]:
         process = subprocess.Popen([sys.executable, "-c", program, str(directory)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        assert invite.session_addresses[0] in process.stdout.readline()
+        said = next(line for line in process.stdout if "sessions at" in line)
+        assert invite.session_addresses[0] in said
         return process
 
     for ending in (signal.SIGKILL, number):

@@ -33,7 +33,7 @@ from shoal.peer.packer import Packer
 from shoal.protocol import channels, frames, services, tls
 from shoal.protocol.authority import Authority
 from shoal.protocol.channels import Kind
-from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError
+from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError, UnreachableError
 from shoal.protocol.frames import FrameHeader
 from shoal.protocol.messages import Commit, Contact, Decision, PartKey, Section, Share
 from shoal.protocol.transfers import PartRequest, Ping, StateRequest
@@ -529,6 +529,24 @@ async def test_connections_to_a_banned_peer_are_closed(swarm: Swarm) -> None:
         while to_eve.get_state() is not grpc.ChannelConnectivity.SHUTDOWN:
             await asyncio.sleep(0.01)
     assert peer.plane._channel(bob.contact) is to_bob
+    with pytest.raises(UnreachableError, match=f"{eve.me} is banned from this run"):
+        peer.plane._channel(eve.contact)
+    peer.plane.perform(Bar(frozenset()))
+    assert peer.plane._channel(eve.contact) is not to_eve
+
+
+async def test_a_reducer_that_is_banned_in_the_middle_of_a_round_is_sent_nothing_more(swarm: Swarm) -> None:
+    peers = await swarm(3)
+    publish(peers)
+    plan = plan_for(peers, 1, (1, 1, 1))
+    peers[0].plane.perform(Bar(frozenset({peers[2].me})))
+    for one in peers:
+        one.begin(plan)
+    async with asyncio.timeout(20):
+        while not any(isinstance(event, ev.StreamFailed) and event.peer == peers[2].me for event in peers[0].events):
+            await asyncio.sleep(0.01)
+    assert not any(peers[0].me in part.arrived for part in peers[2].closing.values())
+    assert peers[2].me not in peers[0].plane._channels
 
 
 async def test_a_renewed_certificate_and_a_moved_peer_get_new_connections_and_the_old_ones_are_closed(
