@@ -2,7 +2,8 @@
 
 Rule: an address is looked at when the connection is made, whatever name led to it, after redirections too. A run whose coordinator
 is in a private network, or on this machine, is no stranger there. Link-local addresses, where clouds keep secrets, are asked by
-nobody.
+nobody. Where the volunteer's environment names a proxy, it is the proxy that looks names up and connects, and what it may reach is
+its owner's business.
 
 Neighbours: `sources` fetches through this.
 """
@@ -111,8 +112,7 @@ class Handler(urllib.request.HTTPSHandler):
 
 
 def opener(url: str, reach: Reach) -> urllib.request.OpenerDirector:
-    """Speaks http and https only, and only to where `reach` allows; asks no proxy for this machine's own addresses. A proxy is the
-    volunteer's own choice: it may be anywhere, and what it asks is its owner's business."""
+    """Speaks http and https only, and only to where `reach` allows; asks no proxy for this machine's own addresses."""
     proxies = {} if kind_of(urllib.parse.urlsplit(url).hostname or "") is Reach.MACHINE else urllib.request.getproxies()
     trusted = {urllib.parse.urlsplit(proxy).hostname for proxy in proxies.values()}
 
