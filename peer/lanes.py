@@ -54,6 +54,8 @@ class Lane:
         self._marks: deque[tuple[float, int]] = deque()
         self._fastest = 0.0
         self._estimate = 0.0
+        self._paused = False
+        self._idle_s = 0.0
 
     @property
     def bytes_s(self) -> float:
@@ -73,7 +75,12 @@ class Lane:
         """So many bytes more have passed, just now; of a write, how long it waited."""
         if waited_s is not None and size > waited_s * SWALLOWED_BYTES_S:
             return
-        now = self._clock()
+        now = self._clock() - self._idle_s
+        if self._paused and self._marks:  # how long this one took is not known: the time goes on with the next
+            self._idle_s += now - self._marks[-1][0]
+            self._paused = False
+            return
+        self._paused = False
         self._total += size
         marks = self._marks
         marks.append((now, self._total))
@@ -84,10 +91,12 @@ class Lane:
             self._fastest = max(self._fastest, (self._total - before) / (now - since))
 
     def settle(self) -> None:
-        """A transfer is over: the estimate moves towards what it showed."""
+        """A transfer is over: the estimate moves towards what it showed. One too small to tell is part of the next one, without the
+        time between."""
         if self._fastest and self._estimate:
             self._estimate += (RISE if self._fastest > self._estimate else FALL) * (self._fastest - self._estimate)
         elif self._fastest:
             self._estimate = self._fastest
-        self._fastest = 0.0
-        self._marks.clear()
+        if self._fastest:
+            self._marks.clear()
+        self._fastest, self._paused = 0.0, True

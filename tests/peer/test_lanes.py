@@ -78,6 +78,16 @@ def test_what_the_system_takes_in_at_once_does_not_pass_for_speed() -> None:
     assert lane.bytes_s == pytest.approx(MIB)
 
 
+def test_small_transfers_add_up_without_the_time_between_them() -> None:
+    clock = Clock()
+    lane = Lane(clock=clock)
+    for _ in range(6):
+        carry(lane, clock, 3, 0.1)
+        lane.settle()
+        clock.now += 1000
+    assert lane.bytes_s == pytest.approx(MIB / 0.1)
+
+
 def test_a_burst_is_no_run() -> None:
     clock = Clock()
     lane = Lane(clock=clock)
