@@ -358,8 +358,7 @@ class Daemon:
 
     def rest(self, why: str) -> None:
         """Finish the round in hand and leave, for now."""
-        LOG.info(why)
-        self._emit(LeaveAsked("its machine rests", REST_PATIENCE_S, for_now=True))
+        self._emit(LeaveAsked(f"time to rest ({why.partition(': ')[0]})", REST_PATIENCE_S, for_now=True))
 
     def _interrupted(self) -> None:
         """Ctrl-C: the first one leaves in good order, the second at once."""

@@ -1037,7 +1037,7 @@ class Engine:
         if not self.welcomed:
             self._exit(EXIT_DONE, "left the run")
             return
-        self._emit(Tell("leaving: finishing this round first" if asked.patience_s else "leaving: handing back the lease"))
+        self._emit(Tell(f"leaving: {asked.reason}; this round first" if asked.patience_s else "leaving: handing back the lease"))
         self._wrap_up()
         if first or self._goodbye_at is not None:
             self._goodbye_at = now + (asked.patience_s or FINISH_ROUND_S)

@@ -73,9 +73,9 @@ def test_a_peer_works_only_in_its_hours_and_goes_and_comes_by_itself(swarms: Swa
     anna = swarm.add_peer("anna", "--hours", "7:01-7:00", environment=shifted(0.5, "7:00"))
     swarm.wait_for(lambda: len(members(swarm)) == 2, 28, "anna to join")
     swarm.wait_for(lambda: len(members(swarm)) == 1, 60, "anna to rest")
-    log = anna.log.read_text()
-    assert "it is 07:00 here, outside --hours 07:01-07:00: this peer rests until 07:01" in log
-    assert log.count("rests until 07:01") == 1 + log.count("still waiting")
+    says = "it is 07:00 here, outside --hours 07:01-07:00"
+    swarm.wait_for(lambda: f"{says}: this peer rests until 07:01" in anna.log.read_text(), 10, "anna to say why")
+    assert f"leaving: time to rest ({says}); this round first" in anna.log.read_text()
     held = status(swarm).version
     swarm.wait_for(lambda: status(swarm).version > held, 20, "bea to go on")
     swarm.wait_for(lambda: "anna" in working(swarm), 100, "anna to come back")
