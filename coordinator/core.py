@@ -286,7 +286,7 @@ class Core:
             case Hello():
                 self.stale += 1
             case Heartbeat():
-                presence.heartbeat, presence.beat_at = gathering.believable(body), now
+                presence.heartbeat, presence.beat_at = gathering.with_usable_speed(body), now
                 if self.round is not None and self.spec.round.stop == "samples":
                     self.round.look_again_at = min(self.round.look_again_at, self.round.looked_at + LOOK_S)
             case StateReady():

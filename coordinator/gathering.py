@@ -37,7 +37,7 @@ def within(value: float, largest: float) -> float:
     return min(max(0.0, value), largest) if math.isfinite(value) else 0.0
 
 
-def believable(beat: Heartbeat) -> Heartbeat:
+def with_usable_speed(beat: Heartbeat) -> Heartbeat:
     """A heartbeat whose speed can be calculated with."""
     speed = beat.tokens_per_s
     return beat if 1e-3 <= speed <= FASTEST or speed == 0.0 else replace(beat, tokens_per_s=0.0)
