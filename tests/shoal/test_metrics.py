@@ -188,8 +188,9 @@ def test_what_happened_is_counted() -> None:
 def test_phases_of_the_page_are_those_that_the_engine_and_the_core_have() -> None:
     engine = (ROOT / "peer" / "engine.py").read_text()
     body = engine[engine.index("def phase(self)") :]
-    said = set(re.findall(r'return "([a-z ]+)"', body[: body.index("# --- the stream")]))
-    said |= {"ready", "waiting"} | set(re.findall(r'PeerProgress\("(\w+)"', (ROOT / "peer" / "daemon.py").read_text()))
+    body = body[body.index('"""', body.index('"""') + 3) : body.index("# --- the stream")]
+    said = set(re.findall(r'"([a-z][a-z ]+)"', body))
+    said |= set(re.findall(r'PeerProgress\("(\w+)"', (ROOT / "peer" / "daemon.py").read_text()))
     assert said == set(PEER_PHASES)
     views = Path(ROOT / "coordinator" / "views.py").read_text()
     body = views[views.index("def phase(") :]
