@@ -55,7 +55,7 @@ def test_a_peer_left_out_of_a_round_contributes_what_it_had_and_what_it_makes_an
     rounds = contributions(journal_of(swarm))
     assert "ben" not in rounds[0]
     assert next(rate["ben"] for rate in rounds if "ben" in rate) == 2
-    assert load_file(models["anna"])["w"].tolist() == pytest.approx([replayed(rounds)] * 8, abs=1e-5)
+    assert load_file(models["anna"])["w"].tolist() == pytest.approx([replayed(rounds)] * 8, rel=1e-5, abs=1e-5)
 
 
 def contributions(records: list[Record]) -> list[dict[str, int]]:

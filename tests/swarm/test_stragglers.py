@@ -35,7 +35,9 @@ def rounds_of(reply: object) -> tuple[RoundView, ...]:
     ids=["steps", "time", "samples"],
 )
 def test_a_slow_peer_counts_with_what_it_has_and_holds_nobody_up(swarms: Swarms, rule: dict[str, object]) -> None:
-    spec = toy_spec(160, peers=3, round=rule, train={"steps": 8}, timing={"heartbeat_s": 0.3, "lost_after_s": 10.0})
+    spec = toy_spec(
+        160, peers=3, run={"min_peers": 2}, round=rule, train={"steps": 8}, timing={"heartbeat_s": 0.3, "lost_after_s": 10.0}
+    )
     swarm = swarms(spec)
     swarm.start_coordinator()
     for name, step_s in {"anna": FAST_S, "ben": FAST_S, "slow": SLOW_S}.items():
