@@ -184,6 +184,7 @@ async def run_peer(settings: PeerSettings, watch: Callable[[PeerProgress], None]
     one line to show."""
     settle_daemon_process()
     allow_many_open_files()
+    asyncio.get_running_loop().set_exception_handler(_unretrieved)
     watch(PeerProgress("joining"))
     if settings.shifts.spare_battery and settings.shifts.battery() is None:
         LOG.warning("this machine has no battery that it can tell of: --pause-on-battery changes nothing")
@@ -591,6 +592,14 @@ def partition(layout: ParameterLayout, send: Codec, back: Codec) -> tuple[Part, 
     """The parts of the run: cut by the codec whose parts are larger, so that both ways a part fits one message."""
     probe = (send.block, 1)
     return layout.partition(max(send, back, key=lambda c: c.encoded_size(probe)))
+
+
+def _unretrieved(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """gRPC's server, cut off by Ctrl-C while it starts, leaves an InvalidStateError behind that nobody can retrieve."""
+    if isinstance(context.get("exception"), asyncio.InvalidStateError):
+        LOG.debug("%s: %s", context["message"], context["exception"])
+    else:
+        loop.default_exception_handler(context)
 
 
 async def _outcome(future: asyncio.Future[None]) -> None:

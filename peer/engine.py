@@ -239,6 +239,8 @@ class Engine:
         self._evaluate: int | None = None
         self._finish: Finish | None = None
         self._exporting = False
+        self._let_go = False
+        """The run is over, and the coordinator waits for this peer no more."""
         self._said_goodbye = False
         self._leaving = LeaveAsked()
         self._sent_off = False
@@ -264,7 +266,7 @@ class Engine:
             case Online():
                 self.online = True
                 self.welcomed = self.announced = self._located = False
-                if self._leave_at is None:
+                if self._leave_at is None and not self._let_go:
                     self._say_hello()
             case Offline():
                 self.online = self.welcomed = self.announced = self._located = False
@@ -505,7 +507,9 @@ class Engine:
         if said.may_return:
             self._emit(Tell(f"the coordinator ended this session ({said.reason}); joining again"))
             self._emit(HangUp())
-        elif not self._exporting:  # else the model is nearly there, and then this peer leaves
+        elif self._finish is not None and self._finish.run_is_over and self.version >= self._finish.version:
+            self._let_go = True  # it was slow, and needs nobody any more: it writes the model, and leaves
+        else:
             self._exit(EXIT_DISMISSED, f"dismissed: {said.reason}")
 
     def _notice(self, notice: Notice) -> None:

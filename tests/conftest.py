@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import sys
 import tempfile
 import time
@@ -139,8 +140,14 @@ def _watch(event: str, arguments: tuple[object, ...]) -> None:
 sys.addaudithook(_watch)
 
 
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "gw")
+"""This process among those that run tests at the same time. The runs of `toyswarm` are named with it, so that nobody is accused of
+a local copy that a peer of another one's left for a while."""
+
+
 def _shoal_files() -> set[Path]:
-    return {path for root in ROOTS for path in Path(root).parent.glob(Path(root).name + "*")}
+    found = {path for root in ROOTS for path in Path(root).parent.glob(Path(root).name + "*")}
+    return {path for path in found if (named := re.search(r"-(gw\d*)x", path.name)) is None or named[1] == WORKER}
 
 
 def _in_use_elsewhere(path: Path) -> bool:

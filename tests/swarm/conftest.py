@@ -20,7 +20,7 @@ import pytest
 from shoal.localswarm import LocalSwarm
 from shoal.processes import Child
 from shoal.protocol.spec import RunSpec
-from tests.swarm.toyswarm import Swarms
+from tests.swarm.toyswarm import WORKER, Swarms
 
 PACKAGES = Path(__file__).parent / "packages"
 STEP_S = 0.05
@@ -50,7 +50,7 @@ def swarm_factory(failed: Callable[[], bool]) -> Iterator[tuple[Swarms, Path]]:
     """What makes swarms that end with the block, and explain themselves when `failed` then; and the directory that all is in, whose
     name is short: a socket's path must not be long."""
     made: list[LocalSwarm] = []
-    top = Path(tempfile.mkdtemp(prefix="shoal-"))
+    top = Path(tempfile.mkdtemp(prefix=f"shoal-{WORKER}x"))
 
     def make(spec: RunSpec, *peer_words: str, **environment: str) -> LocalSwarm:
         directory = top / str(len(made))

@@ -108,7 +108,10 @@ def test_the_guide_to_a_run_of_your_own_works_as_it_stands(terminal: Terminal) -
 
     assert len(terminal.run("shoal admin peers").splitlines()) == 3
     assert "committed" in terminal.run("shoal admin rounds")
-    assert "joined" in terminal.run("shoal admin events")
+    follow = terminal.start("events.log", terminal.words("shoal admin events"))
+    until(lambda: "joined" in (terminal.directory / "events.log").read_text(), 60, terminal)
+    follow.terminate()
+    assert follow.wait(10) != 0
     assert terminal.run("shoal admin invite").startswith("shoal-invite-")
     terminal.run("shoal admin pause")
     until(lambda: "paused" in status(), 60, terminal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +21,23 @@ Swarms = Callable[..., LocalSwarm]
 RUN_S = 90.0
 
 
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "gw")
+"""Part of the names of runs and directories: what other workers leave for a while is not ours (see tests/conftest.py)."""
+
+
+def _run_name() -> str:
+    return f"toy-{WORKER}x{secrets.token_hex(3)}"
+
+
 def toy_spec(rounds: int, *, peers: int = 2, values: int = 0, **tables: dict[str, Any]) -> RunSpec:
     """A run in which w goes 1.0 -> 0.734 -> 0.3546 when the peers' d average 0.2: one SGD step of rate 1 per round."""
     still = {"beta1": 0.0, "weight_decay": 0.0, "clip_norm": 0.0, "warmup_fraction": 0.0, "rewarm_steps": 1}
     sections: dict[str, dict[str, Any]] = {
-        "run": {"name": f"toy-{secrets.token_hex(3)}", "min_peers": peers, "total_tokens": rounds * peers * 4},
+        "run": {
+            "name": _run_name(),
+            "min_peers": peers,
+            "total_tokens": rounds * peers * 4,
+        },
         "model": {"kind": "factory", "factory": "shoal_toy:task", "ffn": values},
         "data": {"source": "stdlib", "sequence_length": 4},
         "train": {"batch": 1, "steps": 1, "inner": "sgd", "lr": 1.0, "schedule": "constant", **still},

@@ -14,6 +14,7 @@ from shoal.localswarm import LocalSwarm
 from shoal.processes import Child
 from shoal.protocol.spec import RunSpec
 from tests.swarm.conftest import PACKAGES, STEP_S
+from tests.swarm.toyswarm import WORKER
 from tests.wan.internet import HUB, Internet, why_not
 
 
@@ -55,6 +56,6 @@ class WanSwarm(LocalSwarm):
 @pytest.fixture
 def wan_directory() -> Iterator[Path]:
     """Short, because a socket's path must not be long."""
-    directory = Path(tempfile.mkdtemp(prefix="shoal-"))
+    directory = Path(tempfile.mkdtemp(prefix=f"shoal-{WORKER}x"))
     yield directory
     shutil.rmtree(directory)
