@@ -28,7 +28,7 @@ from shoal.protocol.admin import Events, GetEvents, GetSettings, RunSettings
 from tests.swarm.conftest import swarm_factory
 from tests.swarm.toyswarm import Swarms, members, status, toy_spec, working
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("admin")]
+pytestmark = pytest.mark.slow
 
 LONG = 100_000
 PEER_VERBS = ("kick", "ban", "unban", "drain")
