@@ -37,7 +37,8 @@ def believable(body: Body) -> Body:
     match body:
         case Hello():
             address = body.address if len(body.address) <= ADDRESS_LIMIT else ""
-            cut = replace(body, run=body.run[:NAME_LIMIT], instance=body.instance[:NAME_LIMIT], address=address)
+            names = {name: getattr(body, name)[:NAME_LIMIT] for name in ("run", "instance", "name", "device", "software")}
+            cut = replace(body, address=address, **names)
         case Heartbeat():
             cut = replace(
                 body,

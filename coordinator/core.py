@@ -362,9 +362,9 @@ class Core:
                 peer,
                 hello.instance,
                 hello.address,
-                hello.name[:64],
-                hello.device[:64],
-                hello.software[:64],
+                hello.name,
+                hello.device,
+                hello.software,
                 hello.helper,
             )
         )

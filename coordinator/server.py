@@ -14,7 +14,6 @@ import contextlib
 import datetime
 import errno
 import logging
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -40,6 +39,7 @@ from shoal.protocol.enrolment import Enrol, Enrolled, Look, Looked, Renew
 from shoal.protocol.errors import IdentityError, InviteError, ListenError, RefusedError, ShoalError
 from shoal.protocol.identity import Identity
 from shoal.protocol.services import ADMIN, ENROL, LOOK, RENEW, SESSION, Served, handlers
+from shoal.protocol.signals import interrupted
 from shoal.protocol.spec import RunSpec
 from shoal.protocol.tls import Caller, Credential, caller_of, server_credentials, utc
 
@@ -78,7 +78,7 @@ async def serve(
     place = RunDirectory(Path(directory))
     settings = with_overrides(place.load_settings(), listen, enrol_listen, advertise)
     stop = stop or asyncio.Event()
-    with _signals(stop), contextlib.closing(Journal.open(journal_url(place.journal))) as journal:
+    with interrupted(stop), contextlib.closing(Journal.open(journal_url(place.journal))) as journal:
         machine = _replayed(journal, core, place)
         authority = Authority.load(place.authority)
         addresses = settings.addresses()
@@ -307,23 +307,6 @@ async def _point_out(context: Any) -> None:
 
 
 # --- the process ----------------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _signals(stop: asyncio.Event) -> Any:
-    """SIGINT, SIGTERM and a closed terminal set `stop`, where this is possible (the main thread of a POSIX process)."""
-    loop = asyncio.get_running_loop()
-    taken = []
-    hangup = [signal.SIGHUP] if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
-    for number in (signal.SIGINT, signal.SIGTERM, *hangup):
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.add_signal_handler(number, stop.set)
-            taken.append(number)
-    try:
-        yield
-    finally:
-        for number in taken:
-            loop.remove_signal_handler(number)
 
 
 def _log(text: str, level: str) -> None:

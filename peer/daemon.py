@@ -78,6 +78,7 @@ from shoal.protocol.errors import InviteError, RefusedError, ShoalError, Unreach
 from shoal.protocol.files import allow_many_open_files
 from shoal.protocol.invites import Invite, parse
 from shoal.protocol.messages import NO_SESSION, NO_VERSION, Envelope, FragmentShape, Goodbye, Layout
+from shoal.protocol.signals import hangup_signals
 from shoal.protocol.spec import RunSpec
 
 LOG = logging.getLogger("shoal.peer")
@@ -316,8 +317,8 @@ class Daemon:
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError):
                 loop.add_signal_handler(number, self._interrupted)
-        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            loop.add_signal_handler(signal.SIGHUP, self._ask_to_leave)  # the terminal was closed; it may say so twice
+        for number in hangup_signals():
+            loop.add_signal_handler(number, self._ask_to_leave)  # it may come twice
         port = await self._plane.listen(self._settings.listen) if self._settings.listen else 0
         engine = self._engine = Engine(self._introduction(port), self._find_vault())
         self._linking = self._supervise(self._link.run())

@@ -12,12 +12,12 @@ import asyncio
 import contextlib
 import datetime
 import re
-import signal
-import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import psutil
+
+from shoal.protocol.signals import interrupted
 
 LOOK_EVERY_S = 5.0
 """How often the clock and the battery are looked at."""
@@ -133,27 +133,3 @@ async def patiently(errand: Callable[[], Awaitable[None]], failed: type[Exceptio
                     await stop.wait()
                     return False
             pause_s = min(2 * pause_s, 300.0)
-
-
-def leave_signals() -> tuple[signal.Signals, ...]:
-    """What asks a peer to leave. Who closes the terminal does, unless the peer was started to outlive it (nohup)."""
-    if sys.platform == "win32" or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        return (signal.SIGINT, signal.SIGTERM)
-    return (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@contextlib.contextmanager
-def interrupted() -> Iterator[asyncio.Event]:
-    """An event that SIGINT, SIGTERM and the terminal's end set while the block lasts, where this is possible (the main thread of a
-    POSIX process)."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    taken = []
-    for number in leave_signals():
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.add_signal_handler(number, stop.set)
-            taken.append(number)
-    try:
-        yield stop
-    finally:
-        for number in taken:
-            loop.remove_signal_handler(number)
