@@ -19,7 +19,8 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
@@ -91,6 +92,8 @@ BulkEffect = (
 
 LOG = logging.getLogger("shoal.peer")
 _EOF: Any = vars(grpc.aio)["EOF"]
+T = TypeVar("T")
+
 _PARTS_FETCHED_AT_ONCE = 8
 _CHANNELS_KEPT = 256
 """Connections to other peers; a plan has 64 reducers at most. Beyond that the one used longest ago is given up."""
@@ -459,13 +462,17 @@ class BulkPlane:
         await context.abort(code, reason)
         raise AssertionError("abort raises")
 
-    async def _serve_reduce(self, _: Any, context: Any) -> None:
-        peer = tls.caller_of(context).peer
+    async def _first_of(self, context: Any, unpack: Callable[[bytes], T], what: str) -> T:
+        """What a stream that was opened to this peer begins with."""
         try:
             async with asyncio.timeout(self._limits.progress_s):
-                header, payload = frames.decode(await context.read() or b"")
+                return unpack(await context.read() or b"")
         except (RemoteProtocolError, TypeError, TimeoutError) as error:
-            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"the stream does not begin with a frame: {error}")
+            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"the stream does not begin with {what}: {error}")
+
+    async def _serve_reduce(self, _: Any, context: Any) -> None:
+        peer = tls.caller_of(context).peer
+        header, payload = await self._first_of(context, frames.decode, "a frame")
         if header.run != self._run or len(payload):
             await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "the stream does not begin with an opening of this run")
         exchange = await self._exchange_of(header.round, context)
@@ -500,12 +507,9 @@ class BulkPlane:
         tools = self._tools
         if request.run != self._run or tools is None or not self._serving:
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "this peer serves no parts of that run now")
-        stored = tools.vault.store.find(request.digest)
-        if stored is None:
-            await self._refuse(context, grpc.StatusCode.NOT_FOUND, "this peer does not have the part")
         try:
-            payload = await self._workers.part(tools.vault.store.read, stored)
-        except LocalProtocolError as error:  # its round was dropped at this moment
+            payload = await self._part(tools, request.digest)
+        except RefusedError as error:
             await self._refuse(context, grpc.StatusCode.NOT_FOUND, str(error))
         for start in range(0, len(payload), channels.CHUNK_BYTES):
             await self._up.admit(min(channels.CHUNK_BYTES, len(payload) - start))
@@ -539,11 +543,7 @@ class BulkPlane:
     async def _serve_push(self, _: Any, context: Any) -> None:
         """A holder dialled in, because this peer cannot dial it."""
         peer = tls.caller_of(context).peer
-        try:
-            async with asyncio.timeout(self._limits.progress_s):
-                opening = wire.unpack_message(PushOpening, await context.read() or b"")
-        except (RemoteProtocolError, TypeError, TimeoutError) as error:
-            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, f"the stream does not begin with an opening: {error}")
+        opening = await self._first_of(context, partial(wire.unpack_message, PushOpening), "an opening")
         if opening.run != self._run:
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "another run lives here")
         await self._pushes.serve(peer, context)
@@ -579,12 +579,13 @@ class BulkPlane:
         if tools is None or self._frozen is None or not self._serving:
             await call.write(b"")
             return
-        if request.part:
-            payload = await self._part_here(tools, request.part)
-            async with asyncio.timeout(self._limits.progress_s):
-                await call.write(payload)
-            return
         try:
+            if request.part:
+                payload = await self._part(tools, request.part)
+                await self._up.admit(len(payload))
+                async with asyncio.timeout(self._limits.progress_s):
+                    await call.write(payload)
+                return
             wanted = StateRequest(self._run, request.version, request.offset, request.root)
             async with aclosing(self._state_messages(self._frozen, wanted)) as messages:
                 async for message in messages:
@@ -596,15 +597,15 @@ class BulkPlane:
                 raise
             await call.write(b"")
 
-    async def _part_here(self, tools: Tools, digest: bytes) -> bytes:
-        """The part with this digest; nothing if it is not here, or not any more."""
+    async def _part(self, tools: Tools, digest: bytes) -> bytes:
+        """The part with this digest. Raises RefusedError when it is not here, or not any more."""
         stored = tools.vault.store.find(digest)
+        if stored is None:
+            raise RefusedError("not-here", "this peer does not have the part")
         try:
-            payload = b"" if stored is None else await self._workers.part(tools.vault.store.read, stored)
-        except LocalProtocolError:  # its round was dropped at this moment
-            payload = b""
-        await self._up.admit(len(payload))
-        return bytes(payload)
+            return await self._workers.part(tools.vault.store.read, stored)
+        except LocalProtocolError as error:  # its round was dropped at this moment
+            raise RefusedError("not-here", str(error)) from error
 
     async def _serve_ping(self, request: Ping, context: Any) -> Pong:
         if request.run != self._run:

@@ -116,13 +116,13 @@ async def test_a_question_that_waits_for_its_turn_is_not_the_holders_silence(
     slow = Limits(progress_s=0.6, push_s=5.0, push_idle_s=5.0)
     seeker = ScriptedPeer(tmp_path / "patient", credential(authority), (INT8, INT8), slow)
     await seeker.start(PARTS, theta0())
-    answer = holder.plane._part_here
+    answer = holder.plane._part
 
     async def slowly(tools: Any, digest: bytes) -> bytes:
         await asyncio.sleep(0.35)
         return await answer(tools, digest)
 
-    holder.plane._part_here = slowly  # type: ignore[method-assign]
+    holder.plane._part = slowly  # type: ignore[method-assign]
     holder.publish(theta0() / 7, 1)
     plan = plan_for([holder], 1, (3,))
     holder.begin(plan)
