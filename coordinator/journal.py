@@ -29,6 +29,7 @@ from shoal.protocol.errors import InviteError, RemoteProtocolError, ShoalError
 from shoal.protocol.locks import FileLock, LockHeldError
 from shoal.protocol.messages import PeerId
 from shoal.protocol.plain import from_plain, to_plain
+from shoal.protocol.tls import utc
 
 FORMAT = 1
 """Raised when an older program could no longer read the file."""
@@ -324,7 +325,7 @@ def _usable(connection: sa.Connection, digest: str, now: float) -> sa.Row[Any]:
     if invite is None:
         raise InviteError("this run does not know this invite", another)
     if invite.expires_at <= now:
-        raise InviteError(f"this invite expired at {_clock(invite.expires_at)} (now {_clock(now)})", another)
+        raise InviteError(f"this invite expired at {utc(invite.expires_at)} (now {utc(now)})", another)
     if invite.uses_left <= 0:
         raise InviteError("this invite is used up", another)
     return invite
@@ -385,10 +386,6 @@ def _take_lock(path: Path, what: str) -> FileLock:
 
 def _digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 
 def _reason(error: Exception) -> str:

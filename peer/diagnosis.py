@@ -20,6 +20,7 @@ from cryptography.exceptions import InvalidSignature
 
 from shoal.protocol.channels import split_address
 from shoal.protocol.errors import IdentityError, RefusedError, RemoteProtocolError, ShoalError, UnreachableError
+from shoal.protocol.tls import utc
 
 PROBE_S = 3.0
 """Limit of each step of the second look."""
@@ -116,18 +117,16 @@ def _judge(shown: x509.Certificate, address: str, ca: str, server_name: str) -> 
 def wrong_time(certificate: x509.Certificate, whose: str) -> IdentityError | None:
     """What is wrong with a certificate's times, naming both times; None when it is valid now."""
     now = datetime.fromtimestamp(time.time(), UTC)
-    if now < certificate.not_valid_before_utc:
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    clock = f"this machine's clock says {utc(now.timestamp())}"
+    if now < begins:
         return IdentityError(
-            f"{whose} is valid from {_clock(certificate.not_valid_before_utc)}, but this machine's clock says {_clock(now)}",
+            f"{whose} is valid from {utc(begins.timestamp())}, but {clock}",
             "set the clock of this machine (or of the coordinator's) right",
         )
-    if now >= certificate.not_valid_after_utc:
+    if now >= ends:
         return IdentityError(
-            f"{whose} expired at {_clock(certificate.not_valid_after_utc)}; this machine's clock says {_clock(now)}",
+            f"{whose} expired at {utc(ends.timestamp())}; {clock}",
             "renew it, or set the clock right",
         )
     return None
-
-
-def _clock(at: datetime) -> str:
-    return at.strftime("%Y-%m-%d %H:%M:%S UTC")

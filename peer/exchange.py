@@ -200,8 +200,13 @@ class Exchange:
         """Whether to pack the next payload of this kind for this peer."""
         return self.tools.packer is not None and self.tools.packer.pays(peer, kind)
 
-    def wrote(self, peer: PeerId, frame: bytes, waited_s: float) -> None:
-        """The wire to a peer took a frame."""
+    async def write(self, stream: Any, peer: PeerId, frame: bytes) -> None:
+        """Give a frame to the wire to a peer. Raises TimeoutError when the wire does not take it, and what gRPC raises."""
+        began = time.perf_counter()  # a cap on uploads is part of how fast this link is
+        await self.tools.up.admit(len(frame))
+        async with asyncio.timeout(self.tools.limits.progress_s):
+            await stream.write(frame)
+        waited_s = time.perf_counter() - began
         self.sent_bytes += len(frame)
         self.tools.up.moved(len(frame), waited_s)
         if self.tools.packer is not None:
@@ -603,11 +608,7 @@ class Outbound:
         frame = self._exchange.opening()
         try:
             while True:
-                began = time.perf_counter()  # a cap on uploads is part of how fast this link is
-                await self._exchange.tools.up.admit(len(frame))
-                async with asyncio.timeout(self._exchange.tools.limits.progress_s):
-                    await call.write(frame)
-                self._exchange.wrote(self._reducer, frame, time.perf_counter() - began)
+                await self._exchange.write(call, self._reducer, frame)
                 frame = await encoded.get()
         except asyncio.InvalidStateError:
             await asyncio.Event().wait()  # the call is over; its reader says why
@@ -729,9 +730,5 @@ class Inbound:
                 self._more.clear()
                 await self._more.wait()
             frame = await exchange.result_frame(self._outbox[0], exchange.pays(self._peer, _RESULT))
-            began = time.perf_counter()
-            await exchange.tools.up.admit(len(frame))
-            async with asyncio.timeout(exchange.tools.limits.progress_s):
-                await self._context.write(frame)
-            exchange.wrote(self._peer, frame, time.perf_counter() - began)
+            await exchange.write(self._context, self._peer, frame)
             self._outbox.popleft()

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.protocol.errors import LocalProtocolError, ShoalError
+from shoal.protocol.files import write_at
 from shoal.protocol.messages import DIGEST_BYTES, PartKey, Section
 
 _RECORD = struct.Struct(f"<B3xIIIQ{DIGEST_BYTES}s")
@@ -93,12 +94,12 @@ class PartStore:
             offset, files.end = files.end, files.end + length
             data = self._use(files)
         try:
-            _write_at(data, payload, offset)
+            write_at(data, payload, offset)
             with self._lock:
                 if self._rounds.get(key.round) is not files:
                     return
                 record = _RECORD.pack(_SECTIONS[key.section], key.part, key.attempt, length, offset, digest)
-                _write_at(files.index, record, files.index_end)
+                write_at(files.index, record, files.index_end)
                 files.index_end += len(record)
                 files.parts[digest] = StoredPart(key, digest, offset, length)
         except OSError as error:
@@ -204,10 +205,3 @@ class PartStore:
                 key = PartKey(round_id, _SECTION_OF[section], part, attempt)
                 files.parts[digest] = StoredPart(key, digest, offset, length)
                 files.end = max(files.end, offset + length)
-
-
-def _write_at(descriptor: int, content: bytes | memoryview, offset: int) -> None:
-    """All of `content`, however many writes it takes."""
-    written = 0
-    while written < len(content):
-        written += os.pwrite(descriptor, memoryview(content)[written:], offset + written)

@@ -13,6 +13,8 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.protocol.files import write_at
+
 
 class _NamelessFile:
     """An open file that nobody finds, closed when the last that speaks of it is gone."""
@@ -33,9 +35,7 @@ class Spilled:
 
     def write(self, payload: memoryview) -> None:
         """Put them there. Raises OSError when there is no room."""
-        written = 0
-        while written < self.length:
-            written += os.pwrite(self.file.descriptor, payload[written:], self.offset + written)
+        write_at(self.file.descriptor, payload, self.offset)
 
     def read(self) -> memoryview:
         """The bytes that were written."""

@@ -34,6 +34,13 @@ def allow_many_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def write_at(descriptor: int, content: bytes | memoryview, offset: int) -> None:
+    """All of `content` at `offset` of an open file, however many writes it takes. Raises OSError."""
+    written = 0
+    while written < len(content):
+        written += os.pwrite(descriptor, memoryview(content)[written:], offset + written)
+
+
 def write_whole(path: Path, content: bytes, *, mode: int = PRIVATE, durable: bool = True, exclusive: bool = False) -> None:
     """Write `path` atomically. `durable`: it survives a power cut. `exclusive`: FileExistsError if it is there, whoever made it
     first. A process that is killed meanwhile may leave a hidden file beside it."""
