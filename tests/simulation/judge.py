@@ -565,10 +565,11 @@ class Judge:
         """A daemon ended: on purpose, or because the coordinator still hears its predecessor.
 
         It outwaits a predecessor that it knows of, except a coordinator that stands still longer than it is patient. Who cannot
-        fetch the last version of a run that is over fails, too.
+        fetch the last version of a run that is over fails, too, as does everybody when it was stopped before there was any.
         """
         excused = machine.vault.session == NO_SESSION or self.world.weather.freeze_every_s > 0
-        too_late = self.ended is not None and machine.vault.version < self.ended.version
+        over = self.ended.version if self.ended is not None else None
+        too_late = over is not None and (machine.vault.version < over or over == NO_VERSION)
         if code != 0 and not too_late and not (excused and "is a member already" in reason):
             self.fail(f"{machine.peer} gives up: {reason}")
         if code == 0 and self.ended is not None and not (machine.exports or machine.helper or machine.leaving):

@@ -102,7 +102,8 @@ def test_ctrl_c_leaves_within_seconds_with_nothing_left(tmp_path: Path, moment: 
 
 def test_the_stored_figure_of_a_lone_peer_is_what_one_measures(swarms: Swarms) -> None:
     """One peer, the demo's model, text, inner optimizer and number of steps. An outer step of rate 1 without momentum on updates
-    that are sent as they are changes nothing: it is plain training."""
+    that are sent as they are changes nothing: it is plain training. On a busy machine a round may be asked for what it has before
+    its last step; the tokens are the same, in a round or two more."""
     spec = demo.run_spec()
     tables = spec.model_dump(mode="json", by_alias=True)
     tables["run"]["total_tokens"] //= demo.PEERS
@@ -114,5 +115,5 @@ def test_the_stored_figure_of_a_lone_peer_is_what_one_measures(swarms: Swarms) -
     swarm.wait_for(lambda: swarm.peers["lone"].exit_code is not None, 300, "the lone peer to finish")
     finish(swarm)
     evaluations = [record for record in journal_of(swarm) if isinstance(record, PeerEvaluated)]
-    assert evaluations[-1].version == demo.ROUNDS
+    assert demo.ROUNDS <= evaluations[-1].version <= demo.ROUNDS + 5
     assert evaluations[-1].bits_per_byte == pytest.approx(demo.LONE_PEER_BITS_PER_BYTE, rel=0.03)
