@@ -197,10 +197,12 @@ class Meeting:
     def _hear_void(self, event: Said) -> None:
         """A message of a dead attempt, round, session or term: it must not move anything."""
         assert self.core is not None
-        self._perform(self.core.on(TimePassed(), self._now()))  # whatever time alone moves has moved before
-        if self.core is None:
-            return
-        before = portrait(self.core)
+        before, earlier = portrait(self.core), None
+        while before != earlier:  # whatever time alone moves has moved before, a round that it opens included
+            self._perform(self.core.on(TimePassed(), self._now()))
+            if self.core is None:
+                return
+            earlier, before = before, portrait(self.core)
         effects = self.core.on(event, self._now())
         after = portrait(self.core)
         moved = [name for name in before if before[name] != after.get(name)]
