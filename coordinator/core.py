@@ -149,6 +149,8 @@ LARGEST_NORM = 1e12
 """A claim beyond that is shown as that."""
 NAMED = 5
 """Members that a wait names; the others are counted."""
+NOTICES_PER_S = 256
+"""What thousands of members are told of what the run waits for, each time that it changes; fewer hear of it at once."""
 SILENCE_S = 5.0
 """A wait longer than this is explained to those who wait."""
 FRESH_HEARTBEATS = 1.5
@@ -177,6 +179,10 @@ class Core:
         """Sessions whose Locate could not be answered yet."""
         self._ballots = Ballots()
         self._waiting = Waiting()
+        self._unsaid = False
+        """Members do not know yet what the run waits for."""
+        self._notice_at = 0.0
+        """They are not told before."""
         self._enough_since: float | None = None
         self._abandoned_in_a_row = 0
         self._reopen_at = 0.0
@@ -190,6 +196,8 @@ class Core:
         self._reports: dict[int, dict[int, Report]] = {}
         """What members said of a version's cost, by session, and that is not journaled yet."""
         self._clock = 0.0
+        self._vigil_at = math.inf
+        """Nobody is lost before. Whoever is heard is lost later, so that this may be too early, and is never too late."""
         self.stale = 0
         """Messages dropped because their session, term or round was over."""
 
@@ -208,7 +216,7 @@ class Core:
         self.spec = settings.changed(self._initial, self.ledger.settings)
         self._bans_changed()
         for session in self.ledger.members:
-            self._roster.add(Presence(session, None, now, gone_at=now + self.spec.timing.lost_after_s))
+            self._look_out(self._roster.add(Presence(session, None, now, gone_at=now + self.spec.timing.lost_after_s)))
         if self.ledger.undecided is not None:
             self._journal(RoundAbandoned(self.ledger.undecided.round, "the coordinator was restarted"))
         self._log(f"term {self.ledger.term}: version {self.ledger.version}, {len(self.ledger.members)} members expected back")
@@ -220,7 +228,9 @@ class Core:
         due = self.wake_at
         if due is not None and now > due + ASLEEP_S:
             self._pardon(now)
-        self._clock = now
+        quiet = self._is_quiet(event) and (due is None or now < due)
+        if not quiet:
+            self._clock = now
         match event:
             case Connected(connection, peer, rights, _):
                 self._peers[connection] = (peer, rights)
@@ -234,16 +244,26 @@ class Core:
                 self._effects.append(Answer(request, self._answer(command, by, now)))
             case _:
                 assert_never(event)
-        self._advance(now)
+        if not quiet:
+            self._advance(now)
         return self._take_effects()
+
+    def _is_quiet(self, event: Event) -> bool:
+        """Whether nothing follows from an event before time is due: most of what thousands of idle members cause costs no more."""
+        match event:
+            case Connected():
+                return True
+            case Said(_, Envelope(_, _, Heartbeat())):
+                return self.round is None or self.spec.round.stop != "samples"
+            case _:
+                return False
 
     @property
     def wake_at(self) -> float | None:
         """When TimePassed is due, if nothing happens before."""
-        timing = self.spec.timing
-        times = [p.last_heard + timing.lost_after_s for p in self._roster if p.connection is not None]
-        times += [p.gone_at for p in self._roster if p.gone_at is not None]
-        times += [p.sent_off_at + SEND_OFF_S for p in self._roster if p.sent_off_at is not None and p.connection is not None]
+        times = [self._vigil_at] if self._roster else []
+        if self._unsaid:
+            times.append(self._notice_at)
         if self._farewell_at is not None:
             times.append(self._farewell_at)
         if self.round is not None:
@@ -380,6 +400,7 @@ class Core:
         presence.minor, presence.sent_off_at = hello.minor, None
         presence.complaints.clear()
         self._session_of[connection] = presence.session
+        self._look_out(presence)
 
     def _welcome(self, connection: int, session: int, resumed: bool) -> None:
         timing = self.spec.timing
@@ -417,6 +438,7 @@ class Core:
         presence = self._roster[session]
         presence.connection = None
         presence.gone_at = now + self.spec.timing.grace_s
+        self._look_out(presence)
         if presence.goodbye:
             self._end(session, "left", now)
 
@@ -660,12 +682,12 @@ class Core:
         if self.ledger.ended is None and self.ledger.stopping is not None and self.round is None:
             self._finish_run()
         if self.ledger.ended is not None:
-            self._say_waiting(Waiting())
+            self._say_waiting(Waiting(), now)
             self._farewell(now)
             return
         if self._roster.forgive_all():
             self._log("every member was complained about: all get another chance", "warning")
-        self._say_waiting(self._why_waiting(now))
+        self._say_waiting(self._why_waiting(now), now)
         if self.round is None:
             if self._waiting.what:
                 self._enough_since = None
@@ -687,13 +709,27 @@ class Core:
         if self._roster:
             self._log("the coordinator stood still for a while: members are given time to be heard", "warning")
 
+    def _look_out(self, presence: Presence) -> None:
+        """From now on, time alone may end this membership."""
+        self._vigil_at = min(self._vigil_at, self._lost_at(presence))
+
+    def _lost_at(self, presence: Presence) -> float:
+        """When a member is lost or let go, if nothing is heard of it."""
+        if presence.connection is None:
+            return math.inf if presence.gone_at is None else presence.gone_at
+        let_go_at = math.inf if presence.sent_off_at is None else presence.sent_off_at + SEND_OFF_S
+        return min(presence.last_heard + self.spec.timing.lost_after_s, let_go_at)
+
     def _lose_silent(self, now: float) -> None:
+        if now < self._vigil_at:
+            return
         lost_after = self.spec.timing.lost_after_s
         for presence in self._roster:
             if presence.connection is not None and now >= presence.last_heard + lost_after:
                 self._end(presence.session, f"was lost: silent for {lost_after:g} s", now)
             elif presence.gone_at is not None and now >= presence.gone_at:
                 self._end(presence.session, "was lost: its connection broke", now)
+        self._vigil_at = min(map(self._lost_at, self._roster), default=math.inf)
 
     def _why_waiting(self, now: float) -> Waiting:
         ledger, round_ = self.ledger, self.round
@@ -760,11 +796,13 @@ class Core:
         fix = "invite more with `shoal admin invite`, or wait"
         return Waiting(f"{more} more peer{'s' if more > 1 else ''}", len(here), need, fix)
 
-    def _say_waiting(self, waiting: Waiting) -> None:
-        changed = waiting.what != self._waiting.what
+    def _say_waiting(self, waiting: Waiting, now: float) -> None:
+        """Tell everybody what the run waits for, when that changes; not for each of thousands that come back after one another."""
+        self._unsaid |= waiting.what != self._waiting.what
         self._waiting = waiting
-        if not changed:
+        if not self._unsaid or now < self._notice_at:
             return
+        self._unsaid, self._notice_at = False, now + len(self._roster) // NOTICES_PER_S
         if waiting.what:
             self._log(f"waiting for {waiting}")
         for presence in self._roster:
@@ -1237,21 +1275,22 @@ class Core:
         member = self._member_meant(text)
         if isinstance(member, AdminError):
             return member
-        if not member.draining:
+        if member.session not in self.ledger.draining:
             self._journal(DrainAsked(member.session, by))
         return Done(f"draining {self._roster.name(member.session)}: it leaves when its round is over")
 
     def _send_off(self, now: float) -> None:
         """Members that are drained leave as soon as no round needs them."""
-        draining = [p for p in self._roster if self.ledger.members[p.session].draining and p.connection is not None]
-        if not draining:
+        if not self.ledger.draining:
             return
+        draining = [p for p in self._roster if p.session in self.ledger.draining and p.connection is not None]
         busy = {*self.round.members, *self.round.collectors.values()} if self.round is not None else set()
         for presence in draining:
             if presence.sent_off_at is not None and now >= presence.sent_off_at + SEND_OFF_S:
                 self._end(presence.session, "was drained by an operator, and did not leave by itself", now, may_return=False)
             elif presence.sent_off_at is None and presence.session not in busy:
                 presence.sent_off_at = now
+                self._look_out(presence)
                 if presence.minor >= _SINCE_MINOR[Leave]:
                     self._send(presence.session, Leave("an operator drains it"))
                 else:

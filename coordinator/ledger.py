@@ -95,8 +95,6 @@ class Member:
     lease: list[Span] = field(default_factory=list)
     """Granted and not committed, oldest first."""
     committed_tokens: int = 0
-    draining: bool = False
-    """An operator asked it to leave when its round is over."""
 
 
 @dataclass
@@ -157,6 +155,9 @@ class Ledger:
         self.bound = False
         """A round has opened: version 0 is what it is."""
         self.members: dict[int, Member] = {}
+        self._member_of: dict[PeerId, Member] = {}
+        self.draining: set[int] = set()
+        """Members that an operator asked to leave when their round is over."""
         self.limbo: dict[int, Member] = {}
         """Members that ended while a round in flight may still commit their work."""
         self.free: list[Span] = []
@@ -188,7 +189,7 @@ class Ledger:
             case SessionOpened():
                 self._expect(record.session >= self.next_session, record)
                 self.next_session = record.session + 1
-                self.members[record.session] = Member(
+                self.members[record.session] = self._member_of[record.peer] = Member(
                     record.session,
                     record.peer,
                     record.instance,
@@ -206,6 +207,9 @@ class Ledger:
             case SessionEnded(session, _):
                 self._expect(session in self.members, record)
                 member = self.members.pop(session)
+                self.draining.discard(session)
+                if self._member_of[member.peer] is member:
+                    del self._member_of[member.peer]
                 if self.undecided is not None and session in self.undecided.members:
                     self.limbo[session] = member
                 else:
@@ -255,7 +259,7 @@ class Ledger:
                 self.banned.discard(peer)
             case DrainAsked(session, _):
                 self._expect(session in self.members, record)
-                self.members[session].draining = True
+                self.draining.add(session)
             case SettingChanged(key, value, _):
                 self.settings[key] = value
             case RunStopping():
@@ -288,7 +292,7 @@ class Ledger:
 
     def member_of(self, peer: PeerId) -> Member | None:
         """The current membership of `peer`."""
-        return next((member for member in self.members.values() if member.peer == peer), None)
+        return self._member_of.get(peer)
 
     def _is_free(self, span: Span) -> bool:
         """Nobody holds any of these samples, and none before them is left out."""

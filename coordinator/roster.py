@@ -104,11 +104,17 @@ class Roster:
 
     def active(self) -> list[Presence]:
         """Members that hold the newest version or the way to it; reconnecting and leaving ones left out."""
-        return [p for p in self if p.standing is Standing.ACTIVE and not (p.goodbye or p.sent_off) and p.connection is not None]
+        return list(self._active())
+
+    def _active(self) -> Iterator[Presence]:
+        for p in self._presences.values():
+            if p.standing is Standing.ACTIVE and p.connection is not None and not p.goodbye and p.sent_off_at is None:
+                yield p
 
     def trainers(self) -> list[Presence]:
         """Active members that train: all but the helpers."""
-        return [p for p in self.active() if not self._ledger.members[p.session].helper]
+        members = self._ledger.members
+        return [p for p in self.active() if not members[p.session].helper]
 
     def pusher(self, seeker: int, failed: tuple[PeerId, ...]) -> Presence | None:
         """Who holds the newest version and could bring it to `seeker`, which can be dialled; preferably not one that failed."""
@@ -121,9 +127,11 @@ class Roster:
 
     def dialable(self, session: int) -> bool:
         """Others can open streams to this member: it listens, and not half of the others or more failed to reach it."""
-        others = max(1, len(self.active()) - 1)
-        complainers = self[session].complaints & {self.peer(p.session) for p in self}
-        return bool(self.address(session)) and 2 * len(complainers) < max(2, others)
+        complaints = self[session].complaints
+        if not complaints or not self.address(session):
+            return bool(self.address(session))
+        complainers = complaints & {self.peer(p.session) for p in self}
+        return 2 * len(complainers) < max(2, len(self.active()) - 1)
 
     def contacts(
         self, seeker: int, failed: tuple[PeerId, ...] = (), only_active: bool = True, among: set[int] | None = None
@@ -144,12 +152,12 @@ class Roster:
 
     def forgive_all(self) -> bool:
         """If every listening member was complained about, all get another chance. Whether that was so."""
-        listening = [p for p in self.active() if self.address(p.session)]
-        if not listening or any(self.dialable(p.session) for p in listening):
+        if any(self.dialable(p.session) for p in self._active()):
             return False
+        listening = [p for p in self.active() if self.address(p.session)]
         for presence in listening:
             presence.complaints.clear()
-        return True
+        return bool(listening)
 
     def peer(self, session: int) -> PeerId:
         """Whose session this is."""

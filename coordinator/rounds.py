@@ -113,6 +113,12 @@ class Round:
     """What the gathering looked like when it was looked at last."""
     deadlines: Limits = field(default_factory=Limits)
     """What is waited for at most, now that the plan is known."""
+    _undecided: Counter[PeerId] = field(default_factory=Counter)
+    """Parts that each reducer has not closed; this and the next two say what a look at all parts would, which may be thousands."""
+    _right: Counter[int] = field(default_factory=Counter)
+    """Parts of which each session says to hold what was decided."""
+    _doubted: dict[Slot, None] = field(default_factory=dict)
+    """Parts of which some session says to hold something else."""
 
     def __post_init__(self) -> None:
         self.members = set(self.opened.members)
@@ -136,6 +142,7 @@ class Round:
         for share in plan.shares:
             for part in range(share.start, share.stop):
                 self.reducer_of[share.section, part] = share
+            self._undecided[share.reducer.peer] += share.stop - share.start
 
     def close_part(self, sender: PeerId, closed: PartClosed) -> str:
         """Take a reducer's report. Returns why it does not count, or "" when it decided its part."""
@@ -149,7 +156,11 @@ class Round:
         if closed.divisor != float(sum(self.weights[peer] for peer in closed.contributors)):
             return f"part {key.part} was divided by {closed.divisor}, which is not the weight of its contributors"
         decision = Decision(key.section, key.part, key.attempt, closed.digest, closed.contributors, closed.divisor)
-        self.decisions[key.section, key.part] = decision
+        slot = (key.section, key.part)
+        self.decisions[slot] = decision
+        self._undecided[sender] -= 1
+        for session in self.holds.get(slot, ()):
+            self._compare(slot, session, 1)
         return ""
 
     def why_unasked(self, sender: PeerId, key: PartKey) -> str:
@@ -168,7 +179,7 @@ class Round:
 
     def undecided_reducers(self) -> list[PeerId]:
         """Who has not closed all its parts."""
-        return sorted({share.reducer.peer for slot, share in self.reducer_of.items() if slot not in self.decisions})
+        return sorted(peer for peer, parts in self._undecided.items() if parts)
 
     def attempt_is_current(self, attempt: int, share: Share) -> bool:
         """Whether a report about this attempt may decide a part of `share`."""
@@ -177,8 +188,21 @@ class Round:
     def hold(self, session: int, have: Have) -> None:
         """A collector says what it holds; compared with the decisions whenever they are asked for."""
         for item in have.items:
-            if (item.section, item.part) in self.reducer_of:
-                self.holds.setdefault((item.section, item.part), {})[session] = (item.attempt, item.digest)
+            slot = (item.section, item.part)
+            if slot in self.reducer_of:
+                self._compare(slot, session, -1)
+                self.holds.setdefault(slot, {})[session] = (item.attempt, item.digest)
+                self._compare(slot, session, 1)
+
+    def _compare(self, slot: Slot, session: int, weight: int) -> None:
+        """What a session says to hold of a part begins (1) or ceases (-1) to be taken into account."""
+        held, decision = self.holds.get(slot, {}).get(session), self.decisions.get(slot)
+        if held is None or decision is None:
+            return
+        if self.counts(held, decision):
+            self._right[session] += weight
+        else:
+            self._doubted[slot] = None
 
     def decided(self) -> bool:
         """Every part has its decision."""
@@ -198,10 +222,7 @@ class Round:
 
     def complete(self) -> set[int]:
         """Live sessions that hold every part as decided."""
-        result = set(self.collectors.values())
-        for slot in self.reducer_of:
-            result &= self.holders(slot)
-        return result
+        return {session for session in self.collectors.values() if self._right[session] == len(self.reducer_of)}
 
     def may_commit(self, now: float, delivery_s: float) -> bool:
         """Every part decided and safe, and either all live members hold everything or the delivery deadline passed."""
@@ -239,7 +260,8 @@ class Round:
         if self.decided_at is None:
             return None
         live = set(self.collectors.values())
-        for slot, decision in self.decisions.items():
+        for slot in self._doubted:
+            decision = self.decisions[slot]
             others = live - {self.collectors.get(self.reducer_of[slot].reducer.peer, 0)}
             reports = {session: held for session, held in self.holds.get(slot, {}).items() if session in others}
             witnesses = {s for s, (attempt, digest) in reports.items() if attempt == decision.attempt and digest != decision.digest}

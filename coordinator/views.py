@@ -177,5 +177,5 @@ def _peer(ledger: Ledger, presence: Presence, now: float) -> PeerView:
         beat.loss,
         member.committed_tokens,
         member.software,
-        member.draining,
+        member.session in ledger.draining,
     )

@@ -6,13 +6,14 @@ In the runs of this file a member's quota is 4 samples of 10 tokens, and an entr
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
 
-from shoal.coordinator.core import ABANDON_PAUSE_S, FAREWELL_S, SILENCE_S, Core
+from shoal.coordinator.core import ABANDON_PAUSE_S, FAREWELL_S, NOTICES_PER_S, SILENCE_S, Core
 from shoal.coordinator.events import (
     Answer,
     Asked,
@@ -511,6 +512,58 @@ def test_after_grace_the_membership_is_over_and_the_lease_is_free_with_the_round
         peer.has()
     assert ada.session in stage.journaled(RoundOpened)[-1].members
     assert stage.core.ledger.members[ada.session].lease == [Span(0, 4)]
+
+
+@pytest.mark.parametrize("min_peers", [1, 1000], ids=["while a round gathers", "while members are waited for"])
+def test_a_heartbeat_costs_as_little_among_hundreds_as_among_few(min_peers: int) -> None:
+    """Counted in Python calls, and not in seconds."""
+
+    def calls(members: int) -> int:
+        stage = Stage(spec(min_peers, timing={"lost_after_s": 10.0}))
+        peers = stage.members(*(f"peer{number}" for number in range(members)))
+        counted = 0
+
+        def count(*_: object) -> None:
+            nonlocal counted
+            counted += 1
+
+        sys.setprofile(count)
+        try:
+            for peer in peers[:10]:
+                stage.core.on(Said(peer.connection, Envelope(peer.session, peer.term, Heartbeat("waiting"))), stage.now)
+                assert stage.core.wake_at
+        finally:
+            sys.setprofile(None)
+        return counted
+
+    assert calls(200) == calls(10)
+
+
+def test_who_is_heard_at_other_times_than_others_is_lost_after_its_own_silence() -> None:
+    stage = Stage(spec(3, timing={"lost_after_s": 10.0}))
+    ada, bob, cyd = stage.members("ada", "bob", "cyd")
+    stage.wait(4 - JOIN_WAIT_S)
+    bob.says(Heartbeat())
+    stage.wait(4)
+    cyd.says(Heartbeat())
+    for peer, silent_s in ((ada, 2.0), (bob, 4.0), (cyd, 4.0)):
+        stage.wait(silent_s - 0.01)
+        assert [record.session for record in stage.journaled(SessionEnded)] == list(range(1, peer.session))
+        stage.wait(0.01)
+        assert [record.session for record in stage.journaled(SessionEnded)] == list(range(1, peer.session + 1))
+
+
+def test_thousands_that_come_back_are_not_all_told_of_each() -> None:
+    stage = Stage(spec(1000))
+    count = 3 * NOTICES_PER_S
+    peers = [stage.peer(f"peer{number}") for number in range(count)]
+    for peer in peers:
+        peer.dial()
+    told = sum(len(peer.all(Notice)) for peer in peers)
+    while_few, when_welcomed = NOTICES_PER_S**2 // 2, count
+    assert told < while_few + 5 * when_welcomed < count**2 // 4
+    stage.wait(3)
+    assert {peer.last(Notice).waiting_for for peer in peers} == {f"{1000 - count} more peers"}
 
 
 def test_a_silent_member_is_lost_and_a_heartbeat_keeps_it() -> None:

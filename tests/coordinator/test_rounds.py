@@ -336,3 +336,45 @@ def test_bytes_of_another_attempt_contradict_nobody() -> None:
     for peer in ("bob", "cyd"):
         round_.hold(SESSIONS[peer], Have(7, (Held(PARAMETERS, 0, 0, b"x" * 32),)))
     assert round_.contradiction() is None
+
+
+SAID = st.tuples(
+    st.sampled_from([1, 2, 2, 2, 3]), st.integers(0, 2), st.sampled_from(["right", "right", "right", "garbled", "old"])
+)
+"""Who says that it holds which part, and how true that is."""
+
+
+@given(st.lists(SAID, max_size=40), st.integers(0, 8))
+def test_who_is_complete_and_what_is_doubted_is_what_a_look_at_all_parts_says(
+    reports: list[tuple[int, int, str]], before: int
+) -> None:
+    """Whatever is said and changed, before and after the decisions."""
+    round_ = reducing()
+    for at in range(max(before, len(reports)) + 1):
+        if at == before:
+            for part in range(3):
+                assert round_.close_part("ada" if part < 2 else "bob", closed(part, "ada", "bob")) == ""
+        if at < len(reports):
+            session, part, kind = reports[at]
+            attempt = (1 if part < 2 else 0) + (kind == "old")
+            round_.hold(session, Have(7, (held(part, attempt, b"x" * 32 if kind == "garbled" else b""),)))
+    everyone = set(SESSIONS.values())
+    assert round_.complete() == {s for s in everyone if all(s in round_.holders(slot) for slot in round_.reducer_of)}
+    assert round_.undecided_reducers() == []
+    round_.decided_at = DECIDED_AT
+    contradicted = {}
+    for slot, decision in round_.decisions.items():
+        others = everyone - {SESSIONS[round_.reducer_of[slot].reducer.peer]}
+        garbled = {s for s in others if round_.holds.get(slot, {}).get(s) == (decision.attempt, b"x" * 32)}
+        if 2 * len(garbled) > len(others):
+            contradicted[decision.part] = garbled
+    found = round_.contradiction()
+    assert (found is None) == (not contradicted)
+    assert found is None or contradicted[found[0].part] == found[1]
+
+
+def test_reducers_that_closed_all_their_parts_are_not_waited_for() -> None:
+    round_ = reducing()
+    for part, reducer, left in ((0, "ada", ["ada", "bob"]), (2, "bob", ["ada"]), (1, "ada", [])):
+        assert round_.close_part(reducer, closed(part, "ada", "bob")) == ""
+        assert round_.undecided_reducers() == left

@@ -193,6 +193,15 @@ class Meeting:
             self._hear_void(event)
         else:
             self._perform(self.core.on(event, self._now()))
+            if isinstance(event, Said) and isinstance(event.envelope.body, Heartbeat):
+                self._see_nothing_due()
+
+    def _see_nothing_due(self) -> None:
+        """Heartbeats are noted and no more, which is right only if time before `wake_at` moves nothing."""
+        if self.core is None or (self.core.wake_at is not None and self.core.wake_at <= self._now()):
+            return
+        if effects := self.core.on(TimePassed(), self._now()):
+            raise Violation(f"time had come for {effects}, and the core did not ask to be woken")
 
     def _hear_void(self, event: Said) -> None:
         """A message of a dead attempt, round, session or term: it must not move anything."""
