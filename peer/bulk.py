@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
@@ -136,8 +137,9 @@ class BulkPlane:
         self._rounds: dict[int, Exchange] = {}
         self._over: OrderedDict[int, tuple[int, int]] = OrderedDict()
         """Rounds that were dropped, with the bytes sent and received in them."""
-        self._fetched: set[int] = set()
-        """Rounds of entries that are being caught up with: their parts stay until the entry is applied or dropped."""
+        self._fetched: dict[int, int] = {}
+        """Rounds of entries that are being caught up with, and the bytes that were fetched: their parts stay until the entry
+        is applied or dropped."""
         self._begun: dict[int, asyncio.Event] = {}
         self._early: Counter[int] = Counter()
         """Streams that wait for a plan, by round."""
@@ -224,9 +226,10 @@ class BulkPlane:
         self.broken.cancel()
 
     def traffic(self, round_id: int) -> tuple[int, int]:
-        """Bytes of frames sent and received in a round."""
+        """Bytes sent and received for a round: frames, and parts that were fetched."""
         exchange = self._rounds.get(round_id)
-        return (exchange.sent_bytes, exchange.received_bytes) if exchange else self._over.get(round_id, (0, 0))
+        sent, received = (exchange.sent_bytes, exchange.received_bytes) if exchange else self._over.get(round_id, (0, 0))
+        return sent, received + self._fetched.get(round_id, 0)
 
     # --- effects ----------------------------------------------------------------------------------------------------------------
 
@@ -236,10 +239,10 @@ class BulkPlane:
             case BeginReduce():
                 self._begin(effect)
             case DropRound(round_id):
-                self._fetched.discard(round_id)
+                self._fetched.pop(round_id, None)
                 self._drop(round_id)
             case FetchPart():
-                self._fetched.add(effect.key.round)
+                self._fetched.setdefault(effect.key.round, 0)
                 self._spawn(self._fetch_part(effect))
             case FetchState():
                 self._spawn(self._fetch_state(effect))
@@ -316,7 +319,7 @@ class BulkPlane:
                 self._over.popitem(last=False)
             exchange.end()
             self._summing.drop_round(round_id)
-            self._tell_rates()
+        self._tell_rates()
         if self._tools is not None:
             self._on_state(self._tools.vault.drop_round, round_id)
 
@@ -332,9 +335,9 @@ class BulkPlane:
         """In the state thread; returns what is to be said on the event loop."""
         tools = self._tooled
         likeness = tools.vault.apply(effect.commit, effect.included, tools.return_codec, effect.trained)
-        self._fetched.discard(effect.commit.round)
-        tools.vault.keep_entries(self._keep_entries, [*list(self._rounds), *list(self._fetched)])
         traffic = self.traffic(effect.commit.round)
+        self._fetched.pop(effect.commit.round, None)
+        tools.vault.keep_entries(self._keep_entries, [*list(self._rounds), *list(self._fetched)])
         return lambda: self._emit(EntryApplied(effect.commit.version, *traffic, likeness.norm, likeness.cosine))
 
     def _hash(self, version: int) -> Callable[[], None]:
@@ -363,6 +366,8 @@ class BulkPlane:
                     reasons.append(f"{contact.peer}: {_why(error)}")
                     continue
                 await self._workers.part(tools.vault.store.put, key, effect.digest, payload)
+                if key.round in self._fetched:
+                    self._fetched[key.round] += len(payload)
                 if exchange := self._rounds.get(key.round):
                     exchange.results[key] = effect.digest
                 self._emit(ResultArrived(key, effect.digest))
@@ -382,6 +387,7 @@ class BulkPlane:
             async for chunk in messages:
                 chunks.append(chunk)
                 size += len(chunk)
+                self._down.moved(len(chunk))
                 await self._down.admit(len(chunk))
                 if size > frames.FRAME_LIMIT_BYTES:
                     raise RemoteProtocolError("more bytes than a part can have")
@@ -512,8 +518,11 @@ class BulkPlane:
         except RefusedError as error:
             await self._refuse(context, grpc.StatusCode.NOT_FOUND, str(error))
         for start in range(0, len(payload), channels.CHUNK_BYTES):
-            await self._up.admit(min(channels.CHUNK_BYTES, len(payload) - start))
-            yield payload[start : start + channels.CHUNK_BYTES]
+            chunk = payload[start : start + channels.CHUNK_BYTES]
+            await self._up.admit(len(chunk))
+            began = time.monotonic()
+            yield chunk
+            self._up.moved(len(chunk), time.monotonic() - began)
 
     async def _serve_state(self, request: StateRequest, context: Any) -> AsyncGenerator[bytes]:
         if request.run != self._run or self._frozen is None or not self._serving:
@@ -537,8 +546,9 @@ class BulkPlane:
                 chunk = frozen.chunk(offset, channels.CHUNK_BYTES)
                 offset += len(chunk)
                 await self._up.admit(len(chunk))
+                began = time.monotonic()
                 yield chunk
-                self._up.moved(len(chunk))
+                self._up.moved(len(chunk), time.monotonic() - began)
 
     async def _serve_push(self, _: Any, context: Any) -> None:
         """A holder dialled in, because this peer cannot dial it."""
@@ -583,8 +593,10 @@ class BulkPlane:
             if request.part:
                 payload = await self._part(tools, request.part)
                 await self._up.admit(len(payload))
+                began = time.monotonic()
                 async with asyncio.timeout(self._limits.progress_s):
                     await call.write(payload)
+                self._up.moved(len(payload), time.monotonic() - began)
                 return
             wanted = StateRequest(self._run, request.version, request.offset, request.root)
             async with aclosing(self._state_messages(self._frozen, wanted)) as messages:

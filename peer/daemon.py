@@ -19,7 +19,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -49,8 +48,11 @@ from shoal.peer.events import (
     Exit,
     Export,
     HangUp,
+    Heard,
     KeepSession,
     LeaveAsked,
+    Offline,
+    Online,
     Progressed,
     Published,
     Relabel,
@@ -67,13 +69,14 @@ from shoal.peer.exchange import Room
 from shoal.peer.lanes import Lane
 from shoal.peer.packer import Packer
 from shoal.peer.reach import Reach, reach_of
-from shoal.peer.session import GrpcDial, SessionLink
+from shoal.peer.session import GrpcDial, Line, SessionLink
 from shoal.peer.shifts import Shifts, end_of_shift, patiently, rest
 from shoal.peer.slots import Slot, runs, take_directory, take_slot
 from shoal.peer.task import layout_of
 from shoal.peer.vault import Vault, VaultBusyError, VaultError, copy_whole, log_bytes, shared_memory_directory
+from shoal.peer.whereabouts import Whereabouts
 from shoal.peer.workers import Workers, settle_daemon_process
-from shoal.protocol.channels import join_address, split_address
+from shoal.protocol.channels import split_address
 from shoal.protocol.errors import InviteError, RefusedError, ShoalError, UnreachableError
 from shoal.protocol.files import allow_many_open_files
 from shoal.protocol.invites import Invite, parse
@@ -308,7 +311,8 @@ class Daemon:
             ),
             HostCallbacks(self._emit, self._open_vault, LOG.info, self._fail),
         )
-        self._link = SessionLink(credentials.session_addresses, GrpcDial(keeper.current), self._emit, LOG.info)
+        self._whereabouts = Whereabouts("", "", 0)
+        self._link = SessionLink(credentials.session_addresses, self._dial, self._emit_link, LOG.info)
         self._engine: Engine | None = None
 
     async def run(self) -> int:
@@ -320,9 +324,11 @@ class Daemon:
         for number in hangup_signals():
             loop.add_signal_handler(number, self._ask_to_leave)  # it may come twice
         port = await self._plane.listen(self._settings.listen) if self._settings.listen else 0
-        engine = self._engine = Engine(self._introduction(port), self._find_vault())
+        here = self._whereabouts = Whereabouts(self._settings.advertise, self._settings.listen, port)
+        engine = self._engine = Engine(self._introduction(), self._find_vault())
         self._linking = self._supervise(self._link.run())
-        for work in (self._keeper.run(), self._serve_events(engine), _outcome(self._plane.broken)):
+        watching = here.watch(self._link.hang_up)
+        for work in (self._keeper.run(), self._serve_events(engine), watching, _outcome(self._plane.broken)):
             self._supervise(work)
         return await self._over
 
@@ -383,6 +389,14 @@ class Daemon:
 
     def _emit(self, event: Event) -> None:
         self._events.put_nowait(event)
+
+    async def _dial(self, address: str) -> Line:
+        """Open a stream to the coordinator, knowing where this machine is."""
+        await self._whereabouts.look(address)
+        return await GrpcDial(self._keeper.current)(address)
+
+    def _emit_link(self, event: Online | Heard | Offline) -> None:
+        self._emit(Online(self._whereabouts.address) if isinstance(event, Online) else event)
 
     async def _serve_events(self, engine: Engine) -> None:
         while True:
@@ -462,13 +476,13 @@ class Daemon:
 
     # --- who we are and what we hold --------------------------------------------------------------------------------------------
 
-    def _introduction(self, port: int) -> Introduction:
+    def _introduction(self) -> Introduction:
         settings = self._settings
         return Introduction(
             self._run,
             uuid.uuid4().hex,
             self._me,
-            advertised(settings.advertise, settings.listen, port, self._keeper.current().session_addresses[0]) if port else "",
+            self._whereabouts.address,
             settings.name,
             str(device_named(settings.device)),
             f"shoal {version('shoal')}",
@@ -605,32 +619,6 @@ def _unretrieved(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> No
 
 async def _outcome(future: asyncio.Future[None]) -> None:
     await future
-
-
-def advertised(wanted: str, listen: str, port: int, coordinator: str) -> str:
-    """The address that others dial: `wanted` (host, or host:port), else where this peer listens. Raises UnreachableError."""
-    try:
-        return join_address(*split_address(wanted))
-    except UnreachableError:
-        host = wanted.strip("[]") or split_address(listen)[0]
-    if host in ("0.0.0.0", "::"):
-        host = _own_address(coordinator)
-    return join_address(*split_address(join_address(host, port)))
-
-
-def _own_address(coordinator: str) -> str:
-    """The address of this machine on the way to the coordinator. Nothing is sent."""
-    host, port = split_address(coordinator)
-    try:
-        family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise UnreachableError(
-            f"cannot find out this machine's address on the way to {coordinator}: {error.strerror or error}",
-            "check the network, or say with --advertise what address others reach this peer at",
-        ) from error
 
 
 __all__ = ["Daemon", "PeerProgress", "PeerSettings", "partition", "run_peer"]

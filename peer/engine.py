@@ -263,8 +263,9 @@ class Engine:
         if self._exited:
             return []
         match event:
-            case Online():
+            case Online(address):
                 self.online = True
+                self.me = self.me if address is None else replace(self.me, address=address)
                 self.welcomed = self.announced = self._located = False
                 if self._leave_at is None and not self._let_go:
                     self._say_hello()

@@ -20,6 +20,9 @@ from shoal.protocol.messages import Commit, Contact, Envelope, FromPeer, Layout,
 class Online:
     """A stream to the coordinator is open; nothing was said on it yet."""
 
+    address: str | None = None
+    """Where others can dial this peer now; None: where it said before."""
+
 
 @dataclass(frozen=True)
 class Heard:

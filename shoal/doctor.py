@@ -284,7 +284,7 @@ class Way:
         return Look(self._invite.run, self._invite.token, **more)
 
     def _address(self, seen: str, coordinator: str) -> Finding:
-        from shoal.peer.daemon import advertised
+        from shoal.peer.whereabouts import advertised
 
         if not self._wanted.listen:
             return judge_address("", seen, "", 0)

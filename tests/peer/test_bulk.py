@@ -7,6 +7,7 @@ import datetime
 import functools
 import hashlib
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from shoal.compression.codec import Codec, codec
 from shoal.compression.packing import pack, unpack
 from shoal.optim.layout import Part
 from shoal.optim.outer import nesterov_step
-from shoal.peer import bulk, doorkeeper
+from shoal.peer import bulk, doorkeeper, lanes
 from shoal.peer import events as ev
 from shoal.peer import exchange as exchange_module
 from shoal.peer.events import Bar
@@ -32,7 +33,7 @@ from shoal.peer.exchange import Limits, Room
 from shoal.peer.packer import Packer
 from shoal.protocol import channels, frames, services, tls
 from shoal.protocol.authority import Authority
-from shoal.protocol.channels import Kind
+from shoal.protocol.channels import Kind, split_address
 from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError, UnreachableError
 from shoal.protocol.frames import FrameHeader
 from shoal.protocol.messages import Commit, Contact, Decision, PartKey, Section, Share
@@ -154,6 +155,32 @@ async def test_rounds_end_with_the_bytes_that_plain_arithmetic_gives(swarm: Swar
         assert sent > 0
         assert received > 0
     assert len({peer.vault.root() for peer in peers}) == 1
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+async def test_peers_that_know_each_other_by_ipv6_addresses_reduce_and_fetch(tmp_path: Path, authority: Authority) -> None:
+    peers = [ScriptedPeer(tmp_path / f"six-{index}", credential(authority), (INT8, INT8)) for index in range(3)]
+    joiner = ScriptedPeer(tmp_path / "joiner", credential(authority), (INT8, INT8))
+    try:
+        for peer in peers:
+            await peer.start(PARTS, theta0(), host="[::1]")
+        await joiner.start(PARTS, None, host="[::1]")
+        assert all(split_address(peer.address)[0] == "::1" for peer in peers)
+        publish(peers)
+        plan = plan_for(peers, 1, (4, 2, 1))
+        for peer in peers:
+            peer.begin(plan)
+        for peer in peers:
+            await peer.collected()
+        entry = commit_of(peers, plan, 1)
+        for peer in peers:
+            await apply(peer, entry)
+            assert torch.equal(peer.vault.theta, after([mean({0: 4, 1: 2, 2: 1})]))
+        joiner.plane.perform(ev.FetchState(1, (peers[1].contact,)))
+        assert await joiner.wait_for(ev.StateFetched) == ev.StateFetched(1, peers[0].vault.root(), peers[1].me)
+    finally:
+        for peer in (*peers, joiner):
+            await peer.stop()
 
 
 async def test_what_the_codec_left_out_is_in_the_next_round_that_counts(tmp_path: Path, authority: Authority) -> None:
@@ -897,7 +924,8 @@ async def test_entries_fetched_ahead_stay_until_they_are_applied(swarm: Swarm) -
     for commit in commits[:2]:
         behind.plane.perform(ev.Apply(commit, (False,) * len(PARTS), 0))
     behind.plane.perform(ev.DropRound(commits[2].round))
-    await behind.until(lambda: ev.EntryApplied(2) in behind.events)
+    brought = sum(len(contribution(2, part)) for part in range(len(PARTS)))
+    await behind.until(lambda: ev.EntryApplied(2, 0, brought) in behind.events)
     await behind.plane.settled()
     assert behind.vault.store.rounds() == {8, 9}
     deltas = [INT8.decode(contribution(version, 0), PARTS[0].spans) for version in (1, 2)]
@@ -905,6 +933,35 @@ async def test_entries_fetched_ahead_stay_until_they_are_applied(swarm: Swarm) -
     for delta in deltas:
         nesterov_step(theta, momentum, delta, 0.7, 0.9)
     assert torch.equal(behind.vault.theta[:1000], theta)
+
+
+async def test_what_is_fetched_counts_as_traffic_of_its_round_and_tells_both_ends_of_their_links(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "RUN_BYTES", 64)
+    monkeypatch.setattr(lanes, "RUN_S", 0.0)
+    monkeypatch.setattr(lanes, "SWALLOWED_BYTES_S", float("inf"))
+    holder, behind = await swarm(2)
+    keys = [PartKey(9, Section.PARAMETERS, part) for part in range(len(PARTS))]
+    payloads = [contribution(1, key.part) for key in keys]
+    decisions = [
+        Decision(key.section, key.part, 0, put(holder, key, payload), (holder.me,), 1.0)
+        for key, payload in zip(keys, payloads, strict=True)
+    ]
+    for key, decision in zip(keys, decisions, strict=True):
+        behind.plane.perform(ev.FetchPart(key, decision.digest, (holder.contact,)))
+    await behind.until(lambda: sum(isinstance(event, ev.ResultArrived) for event in behind.events) == len(PARTS))
+    entry = Commit(1, 9, 0, 0, 0, tuple(decisions), 0, 0.7, 0.9)
+    behind.plane.perform(ev.Apply(entry, (False,) * len(PARTS), 0))
+    applied = await behind.wait_for(ev.EntryApplied)
+    assert applied == ev.EntryApplied(1, 0, sum(map(len, payloads)))
+    for peer in (holder, behind):
+        peer.plane.perform(ev.DropRound(9))
+    measured = [await peer.wait_for(ev.LinkMeasured) for peer in (holder, behind)]
+    assert [(m.up_bytes_s > 0, m.down_bytes_s > 0) for m in measured if isinstance(m, ev.LinkMeasured)] == [
+        (True, False),
+        (False, True),
+    ]
 
 
 async def test_a_part_that_nobody_has_is_reported_with_the_reasons(swarm: Swarm) -> None:

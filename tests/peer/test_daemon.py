@@ -1,8 +1,7 @@
-"""What the daemon works out for itself: which identity, which address, which local copy. How it lives is for the swarm tests."""
+"""What the daemon works out for itself: which identity, which local copy. How it lives is for the swarm tests."""
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,41 +11,12 @@ import pytest
 from shoal.optim.diloco import DiLoCo
 from shoal.optim.layout import Part
 from shoal.peer import daemon
-from shoal.peer.daemon import Daemon, PeerSettings, advertised
+from shoal.peer.daemon import Daemon, PeerSettings
 from shoal.peer.engine import Kept
 from shoal.peer.enrol import RUN_FILE
 from shoal.peer.slots import take_slot
 from shoal.peer.vault import Vault, VaultBusyError, copy_whole
-from shoal.protocol.errors import InviteError, UnreachableError
-
-
-@pytest.mark.parametrize(
-    ("wanted", "listen", "address"),
-    [
-        ("example.org", "0.0.0.0:0", "example.org:7"),
-        ("example.org:9", "0.0.0.0:0", "example.org:9"),
-        ("2001:db8::1", "[::]:0", "[2001:db8::1]:7"),
-        ("[2001:db8::1]", "[::]:0", "[2001:db8::1]:7"),
-        ("[2001:db8::1]:9", "[::]:0", "[2001:db8::1]:9"),
-        ("", "10.0.0.1:0", "10.0.0.1:7"),
-        ("", "[::1]:0", "[::1]:7"),
-        ("", "0.0.0.0:0", "127.0.0.1:7"),
-    ],
-)
-def test_others_are_told_an_address_that_they_can_dial(wanted: str, listen: str, address: str) -> None:
-    assert advertised(wanted, listen, 7, "127.0.0.1:1") == address
-
-
-def test_an_address_that_is_none_and_a_network_that_is_away_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnreachableError, match="no valid host name"):
-        advertised("not a host", "0.0.0.0:0", 7, "127.0.0.1:1")
-
-    def away(*_: object, **__: object) -> None:
-        raise socket.gaierror(-3, "Temporary failure in name resolution")
-
-    monkeypatch.setattr(daemon.socket, "getaddrinfo", away)
-    with pytest.raises(UnreachableError, match="Temporary failure in name resolution — .*--advertise"):
-        advertised("", "0.0.0.0:0", 7, "example.org:1")
+from shoal.protocol.errors import InviteError
 
 
 def test_without_an_invite_the_last_runs_identity_is_taken_if_it_is_free(tmp_path: Path) -> None:

@@ -346,6 +346,18 @@ def test_a_notice_is_told_whole_and_forgotten_when_the_run_goes_on() -> None:
 # --- refused and dismissed ------------------------------------------------------------------------------------------------------
 
 
+def test_a_new_stream_says_where_the_peer_is_now_and_without_news_where_it_was() -> None:
+    desk = Desk()
+    told = []
+    for address in (None, "10.0.0.9:7", None, ""):
+        [said] = desk.feed(Online(address))
+        assert isinstance(said, Say)
+        assert isinstance(said.body, Hello)
+        told.append(said.body.address)
+        desk.feed(Offline("away"))
+    assert told == ["bob:1", "10.0.0.9:7", "10.0.0.9:7", ""]
+
+
 def test_a_refusal_ends_the_daemon_with_reason_and_fix() -> None:
     desk = Desk()
     desk.dials()
