@@ -48,6 +48,12 @@ RECEIVE_LIMIT_BYTES = {
     Kind.BULK: (2 << 20, 2 << 20),
 }
 """The largest message that a (server, client) of this kind accepts."""
+CALLS_LIMIT = {Kind.ENROLMENT: 16, Kind.SESSION: 100, Kind.BULK: 100}
+"""Calls that are open at once on one connection; further ones wait at the caller. Open ones cost a server about 18 kB each."""
+CONNECTIONS_LIMIT = {Kind.ENROLMENT: 1_000, Kind.SESSION: 10_000, Kind.BULK: 1_000}
+"""Connections that a server has at once; it hangs up on further ones."""
+ENROLMENT_S = 60.0
+"""How long a connection of somebody unknown may last, and calls on it half as long again: an enrolment takes seconds."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -128,8 +134,15 @@ def channel_options(
 def server_options(kind: Kind, keepalive_s: float = KEEPALIVE_S, keepalive_timeout_s: float | None = None) -> Options:
     """Options of a server that accepts `channel_options` connections of the same kind."""
     limit, client_limit = RECEIVE_LIMIT_BYTES[kind]
+    passing = (
+        ("grpc.max_connection_age_ms", round(ENROLMENT_S * 1000)),
+        ("grpc.max_connection_age_grace_ms", round(ENROLMENT_S * 500)),
+    )
     return [
         ("grpc.so_reuseport", 0),
+        ("grpc.max_concurrent_streams", CALLS_LIMIT[kind]),
+        ("grpc.max_allowed_incoming_connections", CONNECTIONS_LIMIT[kind]),
+        *(passing if kind is Kind.ENROLMENT else ()),
         ("grpc.max_receive_message_length", limit),
         ("grpc.max_send_message_length", client_limit),
         *_common(keepalive_s, keepalive_timeout_s or _patience(kind)),
