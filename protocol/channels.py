@@ -2,8 +2,9 @@
 
 Rules. An address from outside is dialled as a host and a port and in no other way (gRPC would read "unix:/path" as a socket
 file). Proxy variables of the environment are ignored: peers find each other directly. Keepalive pings notice a dead link within
-about half a minute, also while a trainer is silent for minutes, and both servers and clients are set so that pings never count
-as abuse ("too many pings" closes a connection for being alive). A second server on a port fails instead of sharing it.
+about half a minute, a peer's link to its coordinator in half of that, also while a trainer is silent for minutes. Servers and
+clients are set so that pings never count as abuse ("too many pings" closes a connection for being alive). A second server on a port
+fails instead of sharing it. A server bounds what it holds for anybody: messages, calls, connections.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ CHUNK_BYTES = 1 << 20
 """Raw bytes per message when a whole state or part is fetched."""
 KEEPALIVE_S = 15.0
 """Silence on a connection after which a ping asks whether it lives. gRPC takes less than a second as a second."""
+SESSION_KEEPALIVE_S = 5.0
+"""The same for a peer's session, on which a coordinator may have nothing to say for minutes: behind a cable that was cut the peer
+would go on waiting, long after it was given up."""
 KEEPALIVE_TIMEOUT_S = 10.0
 """How long the answer may take."""
 BULK_KEEPALIVE_TIMEOUT_S = 60.0
@@ -108,7 +112,7 @@ def target(address: str) -> str:
 
 
 def channel_options(
-    kind: Kind, server_name: str, keepalive_s: float = KEEPALIVE_S, keepalive_timeout_s: float | None = None
+    kind: Kind, server_name: str, keepalive_s: float | None = None, keepalive_timeout_s: float | None = None
 ) -> Options:
     """Options of a client's channel. `server_name` is the name that the server's certificate must have."""
     _, limit = RECEIVE_LIMIT_BYTES[kind]
@@ -119,7 +123,9 @@ def channel_options(
         ("grpc.enable_http_proxy", 0),
         ("grpc.max_receive_message_length", limit),
         ("grpc.max_send_message_length", server_limit),
-        *_common(keepalive_s, keepalive_timeout_s or _patience(kind)),
+        *_common(
+            keepalive_s or (SESSION_KEEPALIVE_S if kind is Kind.SESSION else KEEPALIVE_S), keepalive_timeout_s or _patience(kind)
+        ),
         ("grpc.http2.max_pings_without_data", 0),
         # A channel is one connection of its own: several to one peer go faster over long links, and closing one closes its socket.
         ("grpc.use_local_subchannel_pool", 1),

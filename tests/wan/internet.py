@@ -92,6 +92,19 @@ class Internet:
             self._in(self._core, "iptables", "-A", "FORWARD", "-d", f"{net}.0/24", *refuse)
         return f"{net}.2"
 
+    def cut(self, name: str) -> None:
+        """From now on every packet from and to a home is lost without a word, as behind a cable that was pulled."""
+        self._drop("-I", name)
+
+    def mend(self, name: str) -> None:
+        """The opposite of `cut`."""
+        self._drop("-D", name)
+
+    def _drop(self, action: str, name: str) -> None:
+        net = f"10.77.{list(self._homes).index(name) + 1}.0/24"
+        for direction in ("-s", "-d"):
+            self._in(self._core, "iptables", action, "FORWARD", direction, net, "-j", "DROP")
+
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
         """Processes that this thread starts meanwhile are in that home."""
