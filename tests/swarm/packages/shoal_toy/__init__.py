@@ -2,13 +2,15 @@
 
 `w` is 8 ones. With plain SGD of rate 1 and one inner step per round a peer ends a round at w - d, where d is its own
 SHOAL_TOY_D, so that its pseudo-gradient is d. `v`, as long as the run spec's `model.ffn`, moves by d times a ramp, a different
-value per element. With SHOAL_TOY_STEP_S a step takes so many seconds, so that a test can hit a round in the middle. Both may be
-lists, "0.2,0.1": one value per step of the process, the last one for all that follow. With SHOAL_TOY_ROOM a forward pass has room
+value per element. With SHOAL_TOY_STEP_S a step takes so many seconds, so that a test can hit a round in the middle; with
+SHOAL_TOY_DEAF_S it does, and holds the interpreter's lock all the time. Each may be a list, "0.2,0.1": one value per step of the
+process, the last one for all that follow. With SHOAL_TOY_ROOM a forward pass has room
 for so many samples; more run out of memory, as on a GPU.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 
@@ -39,12 +41,16 @@ class ToyTask:
         self.module = Toy(spec.model.ffn)
         self._d = [float(d) for d in os.environ.get("SHOAL_TOY_D", "0.2").split(",")]
         self._step_s = [float(s) for s in os.environ.get("SHOAL_TOY_STEP_S", "0").split(",")]
+        self._deaf_s = [float(s) for s in os.environ.get("SHOAL_TOY_DEAF_S", "0").split(",")]
         self._room = int(os.environ.get("SHOAL_TOY_ROOM", "1000000"))
 
     def loss(self, samples: Tensor) -> tuple[Tensor, int]:
         if len(samples) > self._room:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB, as the test wants it")
-        time.sleep(_next(self._step_s))
+        if step_s := _next(self._step_s):
+            time.sleep(step_s)
+        for _ in range(round(10 * _next(self._deaf_s))):
+            ctypes.PyDLL(None).usleep(100_000)  # which, unlike CDLL, keeps the lock
         targets = samples[:, 1:].numel()
         total = self.module.w.sum()
         if self.module.v is not None:
