@@ -104,10 +104,11 @@ class Registry:
         """What somebody who thinks of joining wants to know. Bytes go back only to those with an invite that is good, and no more
         than they may send."""
         if request.run != self._authority.run:
-            return Looked(time.time(), seen_from, self._wrong_run(request.run).reason)
-        if trouble := self._trouble_with(request.token):
-            return Looked(time.time(), seen_from, trouble)
-        return Looked(time.time(), seen_from, "", bytes(min(request.want_bytes, LOOK_LIMIT_BYTES)))
+            trouble = self._wrong_run(request.run).reason
+        else:
+            trouble = self._trouble_with(request.token)
+        payload = b"" if trouble else bytes(min(request.want_bytes, LOOK_LIMIT_BYTES))
+        return Looked(time.time(), seen_from, trouble, payload, self._lifetime.total_seconds())
 
     def _trouble_with(self, token: str) -> str:
         """Why an invite would let nobody in, or "". Anybody may ask, so the journal is troubled once a second by one that it could

@@ -75,3 +75,5 @@ class Looked:
     trouble: str = ""
     """Why this invite would not let anybody in; empty: it would."""
     payload: bytes = b""
+    certificate_s: float = 0.0
+    """How long a certificate lasts that this coordinator gives; 0: not said."""

@@ -8,6 +8,7 @@ within seconds; what cannot be found out here is left out rather than guessed. N
 from __future__ import annotations
 
 import asyncio
+import datetime
 import os
 import shutil
 import socket
@@ -38,7 +39,7 @@ from shoal.findings import (
     warn,
 )
 from shoal.peer.diagnosis import explain, probe
-from shoal.protocol.authority import CLOCK_SKEW, coordinator_name
+from shoal.protocol.authority import CLOCK_SKEW, coordinator_name, head_start
 from shoal.protocol.channels import Kind, open_channel, split_address
 from shoal.protocol.enrolment import LOOK_LIMIT_BYTES, Look, Looked
 from shoal.protocol.errors import RefusedError, ShoalError, UnreachableError
@@ -265,7 +266,9 @@ class Way:
             if took < best:
                 best, ahead = took, asked + took / 2 - seen.now
         self.trip_s = best
-        self.findings.append(judge_clock(ahead, best / 2, CLOCK_SKEW.total_seconds()))
+        lifetime = datetime.timedelta(seconds=seen.certificate_s)
+        limits = (head_start(lifetime), lifetime) if lifetime else (CLOCK_SKEW, CLOCK_SKEW)
+        self.findings.append(judge_clock(ahead, best / 2, *(limit.total_seconds() for limit in limits)))
         self.findings.append(self._address(seen.seen_from, address))
         if not self._wanted.invited:
             return

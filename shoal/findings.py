@@ -116,13 +116,14 @@ def judge_power(on_battery: bool | None) -> Finding:
 # --- the network ----------------------------------------------------------------------------------------------------------------
 
 
-def judge_clock(ahead_s: float, doubt_s: float, tolerated_s: float) -> Finding:
-    """How far this machine's clock is ahead of the coordinator's, give or take, and what its certificates tolerate."""
+def judge_clock(ahead_s: float, doubt_s: float, behind_limit_s: float, ahead_limit_s: float) -> Finding:
+    """How far this machine's clock is ahead of the coordinator's, give or take, and how far off clocks may be for certificates that
+    the coordinator gives now to be valid."""
     off = abs(ahead_s)
     text = f"{off:.1f} s {'ahead of' if ahead_s > 0 else 'behind'} the coordinator's, give or take {doubt_s:.1f} s"
     fix = "set it right: timedatectl set-ntp true (or the coordinator's, if that is the wrong one)"
-    if off - doubt_s > tolerated_s:
-        return fail("clock", f"{text}: certificates are not valid yet, or no longer", fix)
+    if off - doubt_s > (ahead_limit_s if ahead_s > 0 else behind_limit_s):
+        return fail("clock", f"{text}: here its certificates are {'valid no longer' if ahead_s > 0 else 'not valid yet'}", fix)
     return warn("clock", text, fix) if off - doubt_s > 30.0 else ok("clock", text)
 
 

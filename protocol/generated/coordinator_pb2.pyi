@@ -916,16 +916,18 @@ class Look(_message.Message):
     def __init__(self, run: _Optional[str] = ..., token: _Optional[str] = ..., payload: _Optional[bytes] = ..., want_bytes: _Optional[int] = ...) -> None: ...
 
 class Looked(_message.Message):
-    __slots__ = ("now", "seen_from", "trouble", "payload")
+    __slots__ = ("now", "seen_from", "trouble", "payload", "certificate_s")
     NOW_FIELD_NUMBER: _ClassVar[int]
     SEEN_FROM_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_S_FIELD_NUMBER: _ClassVar[int]
     now: float
     seen_from: str
     trouble: str
     payload: bytes
-    def __init__(self, now: _Optional[float] = ..., seen_from: _Optional[str] = ..., trouble: _Optional[str] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    certificate_s: float
+    def __init__(self, now: _Optional[float] = ..., seen_from: _Optional[str] = ..., trouble: _Optional[str] = ..., payload: _Optional[bytes] = ..., certificate_s: _Optional[float] = ...) -> None: ...
 
 class Envelope(_message.Message):
     __slots__ = ("session", "term", "hello", "heartbeat", "state_ready", "locate", "ready", "part_closed", "have", "applied", "fingerprint", "evaluated", "complaint", "goodbye", "welcome", "refused", "build_origin", "donors", "catch_up", "open", "wrap", "plan", "replan", "contributor_lost", "commit", "abandoned", "evaluate", "resync", "notice", "finish", "dismissed", "leave", "barred", "push")

@@ -18,7 +18,7 @@ from shoal.findings import (
     judge_tcp,
 )
 
-HOUR = 3600.0
+HOUR, DAY = 3600.0, 86400.0
 BBR = TcpSettings("bbr", 4 << 20, 6 << 20, False)
 
 
@@ -42,12 +42,14 @@ BBR = TcpSettings("bbr", 4 << 20, 6 << 20, False)
         (judge_power(True), "warn", "on battery"),
         (judge_power(False), "ok", "plugged in"),
         (judge_power(None), "ok", "no battery"),
-        (judge_clock(0.02, 0.01, HOUR), "ok", "0.0 s ahead of the coordinator's"),
-        (judge_clock(-29.0, 0.5, HOUR), "ok", "29.0 s behind the coordinator's, give or take 0.5 s"),
-        (judge_clock(-600.0, 0.5, HOUR), "warn", "600.0 s behind"),
-        (judge_clock(600.0, 0.5, HOUR), "warn", "600.0 s ahead"),
-        (judge_clock(HOUR + 1, 0.5, HOUR), "fail", "certificates are not valid yet"),
-        (judge_clock(HOUR + 1, 5.0, HOUR), "warn", "give or take 5.0 s"),
+        (judge_clock(0.02, 0.01, HOUR, DAY), "ok", "0.0 s ahead of the coordinator's"),
+        (judge_clock(-29.0, 0.5, HOUR, DAY), "ok", "29.0 s behind the coordinator's, give or take 0.5 s"),
+        (judge_clock(-600.0, 0.5, HOUR, DAY), "warn", "600.0 s behind"),
+        (judge_clock(600.0, 0.5, HOUR, DAY), "warn", "600.0 s ahead"),
+        (judge_clock(-HOUR - 1, 0.5, HOUR, DAY), "fail", "its certificates are not valid yet"),
+        (judge_clock(-HOUR - 1, 5.0, HOUR, DAY), "warn", "give or take 5.0 s"),
+        (judge_clock(HOUR + 1, 0.5, HOUR, DAY), "warn", "3601.0 s ahead"),
+        (judge_clock(DAY + 1, 0.5, HOUR, DAY), "fail", "its certificates are valid no longer"),
         (judge_rate("upload", 40e6), "ok", "40.0 Mb/s: about 0.4 s per round for each million parameters"),
         (judge_rate("upload", 1e6), "warn", "1.0 Mb/s: about 16 s"),
         (judge_address("127.0.0.1", "127.0.0.1", "127.0.0.1", 0), "ok", "only programs of this machine reach this peer"),
