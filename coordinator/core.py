@@ -1146,7 +1146,7 @@ class Core:
         if said.tokens > 0:
             peer = self.ledger.members[presence.session].peer
             self._journal(PeerEvaluated(said.version, peer, said.bits_per_byte, said.tokens))
-            self._log(f"version {said.version}: {said.bits_per_byte:.3f} bits per byte on held-out text, says {peer}")
+            self._log(f"version {said.version}: {said.bits_per_byte:.3f} {self.spec.data.unit}, held out, says {peer}")
         else:
             self._ask_evaluation(self.ledger.version)
 

@@ -70,6 +70,7 @@ def status(spec: RunSpec, ledger: Ledger, round_: Round | None, roster: Roster, 
         evaluation.bits_per_byte if evaluation else 0.0,
         evaluation.version if evaluation else NO_VERSION,
         agreed.root.hex() if agreed else "",
+        spec.data.unit,
     )
 
 

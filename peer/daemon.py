@@ -83,6 +83,7 @@ from shoal.protocol.invites import Invite, parse
 from shoal.protocol.messages import NO_SESSION, NO_VERSION, Envelope, FragmentShape, Goodbye, Layout
 from shoal.protocol.signals import hangup_signals
 from shoal.protocol.spec import RunSpec
+from shoal.protocol.units import BITS_PER_BYTE
 
 LOG = logging.getLogger("shoal.peer")
 WATCH_EVERY_S = 0.25
@@ -181,6 +182,8 @@ class PeerProgress:
     name: str = ""
     software: str = ""
     totals: Totals = field(default_factory=Totals)
+    unit: str = BITS_PER_BYTE
+    """Of both losses, the one of training once it is in bits."""
 
 
 async def run_peer(settings: PeerSettings, watch: Callable[[PeerProgress], None]) -> int:
@@ -594,6 +597,7 @@ class Daemon:
                 self._settings.name,
                 engine.me.software,
                 self._totals,
+                self._spec.data.unit if self._spec is not None else BITS_PER_BYTE,
             )
         )
 

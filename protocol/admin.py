@@ -167,6 +167,8 @@ class Status:
     evaluated_version: int
     root: str
     """Last agreed fingerprint, hex."""
+    unit: str = ""
+    """Of the evaluation: "bits per byte", of token files "bits per token"; empty: bits per byte, says an older coordinator."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from shoal.protocol.errors import SpecError
 from shoal.protocol.names import is_run_name, why_not_relative
+from shoal.protocol.units import BITS_PER_BYTE, BITS_PER_TOKEN
 
 SPEC_LIMIT_BYTES = 4 << 20
 """A spec as JSON; most of a large one is its list of files."""
@@ -182,6 +183,11 @@ class Data(Section):
             known = 'data.source "files" and no data.tokenizer, or token files'
             raise ValueError(f"data.epochs {self.epochs} needs {known}: the length of the data must be known beforehand")
         return self
+
+    @property
+    def unit(self) -> str:
+        """What losses are given in."""
+        return BITS_PER_BYTE if self.format == "text" else BITS_PER_TOKEN
 
     @property
     def token_bytes(self) -> int:

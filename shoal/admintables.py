@@ -11,6 +11,7 @@ from typing import assert_never
 
 from shoal.panel import amount, bits, byte_count, duration
 from shoal.protocol import admin
+from shoal.protocol.units import BITS_PER_BYTE
 
 ID = 8
 """Characters of an id that are shown; they name a peer in commands, too."""
@@ -66,7 +67,9 @@ def _status(status: admin.Status) -> list[str]:
         ("tokens", f"{amount(status.committed_tokens)} of {amount(status.total_tokens)} ({share:.0%})"),
     ]
     if status.bits_per_byte > 0:
-        facts.append(("held-out", f"{status.bits_per_byte:.3f} bits per byte at version {status.evaluated_version}"))
+        facts.append(
+            ("held-out", f"{status.bits_per_byte:.3f} {status.unit or BITS_PER_BYTE} at version {status.evaluated_version}")
+        )
     if status.root:
         facts.append(("fingerprint", status.root))
     if status.waiting_for:
@@ -91,7 +94,7 @@ def _peers(members: Sequence[admin.PeerView]) -> list[str]:
         )
         for peer in members
     ]
-    heads = ("peer", "name", "state", "phase", "version", "bits/byte", "tokens/s", "tokens", "device", "address", "silent")
+    heads = ("peer", "name", "state", "phase", "version", "bits", "tokens/s", "tokens", "device", "address", "silent")
     warnings = [f"warning: {peer.name or peer.peer[:ID]}: {peer.warning}" for peer in members if peer.warning]
     return [*columns(heads, rows), *warnings] if rows else ["no peers"]
 

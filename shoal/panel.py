@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shoal import narration
 from shoal.peer.waits import said_again_s
+from shoal.protocol.units import BITS_PER_BYTE
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,7 +25,6 @@ SHORTEST_PAUSE_S = 1.0
 """Rounds may be shorter than anybody reads."""
 REFRESH_PER_S = 4
 NO_VERSION = -1
-TRAINING, HELD_OUT = "training bits per byte", "held-out bits per byte"
 
 
 class Progress(Protocol):
@@ -46,6 +46,8 @@ class Progress(Protocol):
     def tokens_per_s(self) -> float: ...
     @property
     def bits_per_byte(self) -> float: ...
+    @property
+    def unit(self) -> str: ...
     @property
     def waiting_for(self) -> str: ...
     @property
@@ -91,7 +93,7 @@ def byte_count(number: float) -> str:
 
 
 def bits(loss: float) -> str:
-    """A training loss (nats per byte) in the unit of the held-out figure: bits per byte."""
+    """A training loss (nats) in the unit of the held-out figure: bits."""
     return f"{loss / math.log(2):.3f}"
 
 
@@ -100,8 +102,9 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-FACTS = ("phase", "round", "version", "members", "steps", TRAINING, "tokens/s", HELD_OUT)
-"""What `facts` may name. The panel keeps a line for each, so that nothing jumps."""
+def fact_names(unit: str) -> tuple[str, ...]:
+    """What `facts` may name. The panel keeps a line for each, so that nothing jumps."""
+    return ("phase", "round", "version", "members", "steps", f"training {unit}", "tokens/s", f"held-out {unit}")
 
 
 def facts(progress: Progress) -> list[tuple[str, str]]:
@@ -116,11 +119,11 @@ def facts(progress: Progress) -> list[tuple[str, str]]:
     if progress.steps > 0:
         known.append(("steps", str(progress.steps)))
     if progress.loss > 0:
-        known.append((TRAINING, bits(progress.loss)))
+        known.append((f"training {progress.unit}", bits(progress.loss)))
     if progress.tokens_per_s > 0:
         known.append(("tokens/s", amount(progress.tokens_per_s)))
     if progress.bits_per_byte > 0:
-        known.append((HELD_OUT, f"{progress.bits_per_byte:.3f}"))
+        known.append((f"held-out {progress.unit}", f"{progress.bits_per_byte:.3f}"))
     return known
 
 
@@ -198,7 +201,7 @@ class Panel:
         grid.add_column(style="dim")
         grid.add_column()
         known = dict(facts(self._progress)) if self._progress is not None else {"phase": "starting"}
-        for name in FACTS:
+        for name in fact_names(self._progress.unit if self._progress is not None else BITS_PER_BYTE):
             grid.add_row(name, Text(known.get(name, "")))
         wait = ""
         if self._progress is not None and self._progress.waiting_for:

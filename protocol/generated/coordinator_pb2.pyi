@@ -610,7 +610,7 @@ class Grant(_message.Message):
     def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., public_key: _Optional[bytes] = ..., tls_key: _Optional[bytes] = ..., binding: _Optional[bytes] = ..., days: _Optional[float] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("run", "term", "phase", "waiting_for", "version", "round", "members", "min_peers", "committed_tokens", "total_tokens", "bits_per_byte", "evaluated_version", "root")
+    __slots__ = ("run", "term", "phase", "waiting_for", "version", "round", "members", "min_peers", "committed_tokens", "total_tokens", "bits_per_byte", "evaluated_version", "root", "unit")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -624,6 +624,7 @@ class Status(_message.Message):
     BITS_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     phase: str
@@ -637,7 +638,8 @@ class Status(_message.Message):
     bits_per_byte: float
     evaluated_version: int
     root: str
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., version: _Optional[int] = ..., round: _Optional[int] = ..., members: _Optional[int] = ..., min_peers: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., bits_per_byte: _Optional[float] = ..., evaluated_version: _Optional[int] = ..., root: _Optional[str] = ...) -> None: ...
+    unit: str
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., version: _Optional[int] = ..., round: _Optional[int] = ..., members: _Optional[int] = ..., min_peers: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., bits_per_byte: _Optional[float] = ..., evaluated_version: _Optional[int] = ..., root: _Optional[str] = ..., unit: _Optional[str] = ...) -> None: ...
 
 class PeerView(_message.Message):
     __slots__ = ("peer", "name", "session", "state", "address", "device", "version", "phase", "silent_s", "tokens_per_s", "loss", "committed_tokens", "software", "draining", "certificate_until", "warning")

@@ -55,6 +55,7 @@ def test_records_and_progress_are_json_on_standard_output(narrator: narration.Na
         "loss": 1.5,
         "tokens_per_s": 640.0,
         "waiting_for": "",
+        "unit": "bits per byte",
     }
     assert progress["text"].startswith("phase training  round 4  version 3")
     logging.getLogger("shoal.peer").warning("for people again")

@@ -21,6 +21,7 @@ class Report:
     loss: float = 2.5
     tokens_per_s: float = 5234.0
     bits_per_byte: float = 0.0
+    unit: str = "bits per byte"
     waiting_for: str = ""
     waiting_s: float = 0.0
 
@@ -97,6 +98,12 @@ def test_what_is_not_known_yet_is_left_out() -> None:
         "training bits per byte": "3.607",
         "tokens/s": "5.2k",
     }
+
+
+def test_losses_are_given_per_token_where_only_tokens_are_known() -> None:
+    known = dict(facts(Report(bits_per_byte=5.5, unit="bits per token")))
+    assert (known["training bits per token"], known["held-out bits per token"]) == ("3.607", "5.500")
+    assert not [name for name in known if "byte" in name]
 
 
 def test_round_zero_is_a_round() -> None:

@@ -52,3 +52,4 @@ def test_peers_fetch_tokens_wait_for_their_source_and_end_with_the_last_epoch(sw
     told = [(swarm.directory / f"{name}.log").read_text() for name in models]
     assert any("503" in log and "trying again in 1 s" in log for log in told)
     assert all("figures are bits per token of token files" in log for log in told)
+    assert all("training bits per token" in log and "bits per byte" not in log for log in told)
