@@ -20,12 +20,15 @@ from typing import assert_never
 
 from shoal.coordinator import admission, claims, expectations, gathering, naming, settings, views
 from shoal.coordinator.ballots import Ballots
+from shoal.coordinator.dialling import Reach
 from shoal.coordinator.events import (
     Answer,
     Asked,
     Bar,
     Close,
     Connected,
+    DialBack,
+    DialledBack,
     Disconnected,
     Effect,
     Event,
@@ -38,6 +41,7 @@ from shoal.coordinator.events import (
 from shoal.coordinator.ledger import Ledger, Member, total
 from shoal.coordinator.pace import Pace
 from shoal.coordinator.records import (
+    AddressLearnt,
     DrainAsked,
     FingerprintAgreed,
     Limits,
@@ -122,6 +126,7 @@ from shoal.protocol.messages import (
     PeerId,
     Plan,
     Push,
+    Reachability,
     Ready,
     Refused,
     Resync,
@@ -159,7 +164,7 @@ SEND_OFF_S = 30.0
 """How long a drained member may take to say goodbye."""
 BANS_LIMIT = 10_000
 """Banned identities; every peer keeps the list."""
-_SINCE_MINOR: dict[type, int] = {Leave: 1, Barred: 1}
+_SINCE_MINOR: dict[type, int] = {Leave: 1, Barred: 1, Reachability: 2}
 """Messages that peers of an older minor version do not know, and are not sent."""
 
 
@@ -172,7 +177,7 @@ class Core:
         self.ledger.keep_entries = spec.state.keep_entries
         self.round: Round | None = None
         self._effects: list[Effect] = []
-        self._peers: dict[int, tuple[PeerId, frozenset[str]]] = {}
+        self._callers: dict[int, Connected] = {}
         self._session_of: dict[int, int] = {}
         self._roster = Roster(self.ledger)
         self._seekers: set[int] = set()
@@ -232,14 +237,16 @@ class Core:
         if not quiet:
             self._clock = now
         match event:
-            case Connected(connection, peer, rights, _):
-                self._peers[connection] = (peer, rights)
+            case Connected(connection):
+                self._callers[connection] = event
             case Said(connection, envelope):
                 self._said(connection, envelope, now)
             case Disconnected(connection):
                 self._disconnected(connection, now)
             case TimePassed():
                 pass
+            case DialledBack():
+                self._dialled_back(event)
             case Asked(request, by, command):
                 self._effects.append(Answer(request, self._answer(command, by, now)))
             case _:
@@ -289,7 +296,7 @@ class Core:
     # --- streams and sessions ---------------------------------------------------------------------------------------------------
 
     def _said(self, connection: int, envelope: Envelope, now: float) -> None:
-        if connection not in self._peers:
+        if connection not in self._callers:
             return
         session = self._session_of.get(connection)
         body = claims.believable(envelope.body)
@@ -337,7 +344,7 @@ class Core:
         return envelope.session == session and envelope.term == self.ledger.term
 
     def _hello(self, connection: int, hello: Hello, now: float) -> None:
-        peer, rights = self._peers[connection]
+        peer, rights = self._callers[connection].peer, self._callers[connection].rights
         ledger = self.ledger
         handed_over = self._may_be_handed_over(peer, hello.address)
         refusal = admission.why_barred(ledger, peer) or admission.why_not(ledger, rights, hello, handed_over)
@@ -399,6 +406,7 @@ class Core:
         presence.claim = (hello.version, hello.root)
         presence.minor, presence.sent_off_at = hello.minor, None
         presence.complaints.clear()
+        presence.way = presence.way.after_hello(hello.address, self._callers[connection].seen_from)
         self._session_of[connection] = presence.session
         self._look_out(presence)
 
@@ -414,11 +422,43 @@ class Core:
             self._send(session, self._waiting.notice())
         if self.ledger.banned:
             self._send(session, self._barred)
+        self._test_way(self._roster[session])
+
+    def _test_way(self, presence: Presence, after_s: float = 0.0) -> None:
+        """Have it found out whether others can dial this member."""
+        if presence.connection is not None and presence.way.places:
+            peer = self._roster.peer(presence.session)
+            self._effects.append(DialBack(presence.connection, peer, presence.way.places, after_s))
+
+    def _dialled_back(self, found: DialledBack) -> None:
+        """What came of that: others are told where the member was reached; one that was not reached gets another test later."""
+        session = self._session_of.get(found.connection)
+        if session is None:
+            return
+        presence, name = self._roster[session], self._roster.name(session)
+        way, before = presence.way, presence.way.reach
+        if not found.address:
+            way.failed()
+            presence.complaints.clear()  # what happened since the last test is no news; the next complaint is
+            if before is not Reach.FAILED:
+                self._log_of(self._roster.peer(session), f"could not dial {name}: {found.reason}")
+                self._send(session, way.refusal())
+            self._test_way(presence, way.pause_s)
+            return
+        way.answered()
+        if before is Reach.FAILED:
+            self._log_of(self._roster.peer(session), f"{name} can be dialled now, at {found.address}", "info")
+        if found.address != self._roster.address(session):
+            self._journal(AddressLearnt(session, found.address))
+            if found.address != way.advertised:
+                said = f"{name} advertises {way.advertised}, where it was not reached: others are told {found.address}"
+                self._log_of(self._roster.peer(session), said)
+                self._send(session, way.correction(found.address))
 
     def _refuse(self, connection: int, refusal: Refused) -> None:
         self._effects.append(Send(connection, Envelope(NO_SESSION, self.ledger.term, refusal)))
         self._effects.append(Close(connection))
-        peer = self._peers[connection][0]
+        peer = self._callers[connection].peer
         self._log_of(peer, f"refused {peer}: {refusal.reason}", "info")
 
     def _restarted(self, presence: Presence, now: float) -> None:
@@ -431,7 +471,7 @@ class Core:
             self._abandon(round_, f"{self._roster.name(presence.session)} restarted in the middle of it", now)
 
     def _disconnected(self, connection: int, now: float) -> None:
-        self._peers.pop(connection, None)
+        self._callers.pop(connection, None)
         session = self._session_of.pop(connection, None)
         if session is None:
             return
@@ -444,7 +484,7 @@ class Core:
 
     def _drop_connection(self, connection: int) -> None:
         self._session_of.pop(connection, None)
-        self._peers.pop(connection, None)
+        self._callers.pop(connection, None)
         self._effects.append(Close(connection))
 
     def _goodbye(self, presence: Presence, reason: str, now: float) -> None:
@@ -559,7 +599,7 @@ class Core:
             self.round.members.discard(session)
             self.round.ready.pop(session, None)
         donors = self._roster.contacts(session, said.failed, only_active=True)
-        pusher = None if any(donor.peer not in said.failed for donor in donors) else self._roster.pusher(session, said.failed)
+        pusher = None if self._roster.is_served(donors, said.failed) else self._roster.pusher(session, said.failed)
         if pusher is not None:
             donors = (Contact(self._roster.peer(pusher.session), ""), *donors)
         me = ledger.members[session]
@@ -926,6 +966,8 @@ class Core:
         accused = self.ledger.member_of(said.peer)
         if accused is not None and accused.session != presence.session:
             self._roster[accused.session].complaints.add(complainer)
+            if self._roster[accused.session].way.reach is Reach.PROVEN:
+                self._test_way(self._roster[accused.session])
         if any(share.reducer.peer == said.peer and slot not in round_.decisions for slot, share in round_.reducer_of.items()):
             self._abandon(round_, f"{complainer} could not reach {said.peer}: {said.reason}", now)
 

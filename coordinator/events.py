@@ -54,7 +54,16 @@ class Asked:
     command: AdminCommand
 
 
-Event = Connected | Said | Disconnected | TimePassed | Asked
+@dataclass(frozen=True)
+class DialledBack:
+    """`address`, one of those to be tried, leads to the peer of this stream; "": none does, and what was seen instead."""
+
+    connection: int
+    address: str
+    reason: str = ""
+
+
+Event = Connected | Said | Disconnected | TimePassed | Asked | DialledBack
 
 # --- effects --------------------------------------------------------------------------------------------------------------------
 
@@ -89,6 +98,17 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class DialBack:
+    """Find out, after a pause, whether one of these addresses leads to the peer of this stream, in this order. Answered by one
+    DialledBack while the stream lasts, unless it is wanted anew before."""
+
+    connection: int
+    peer: PeerId
+    addresses: tuple[str, ...]
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Answer:
     """Answer an operator's request."""
 
@@ -106,4 +126,4 @@ class Log:
     """The peer that caused it, where one can as often as it likes: each has a budget of lines."""
 
 
-Effect = Journal | Send | Close | Bar | Answer | Log
+Effect = Journal | Send | Close | Bar | DialBack | Answer | Log

@@ -13,6 +13,7 @@ from typing import assert_never
 
 from shoal.coordinator.claims import added
 from shoal.coordinator.records import (
+    AddressLearnt,
     DrainAsked,
     FingerprintAgreed,
     Grant,
@@ -203,6 +204,9 @@ class Ledger:
             case SessionResumed(session, instance, address):
                 self._expect(session in self.members, record)
                 self.members[session].instance = instance
+                self.members[session].address = address
+            case AddressLearnt(session, address):
+                self._expect(session in self.members, record)
                 self.members[session].address = address
             case SessionEnded(session, _):
                 self._expect(session in self.members, record)

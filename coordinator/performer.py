@@ -28,6 +28,8 @@ from shoal.coordinator.events import (
     Bar,
     Close,
     Connected,
+    DialBack,
+    DialledBack,
     Disconnected,
     Effect,
     Event,
@@ -76,6 +78,15 @@ class Stream(Protocol):
         ...
 
 
+class Tests(Protocol):
+    """Dials members back. Neither method blocks or raises."""
+
+    def dial(self, wanted: DialBack) -> None: ...
+    def forget(self, connection: int) -> None:
+        """Its stream is gone."""
+        ...
+
+
 @dataclass
 class _Link:
     stream: Stream
@@ -91,6 +102,7 @@ class Performer:
         store: Store,
         say: Callable[[str, str], None],
         bar: Callable[[frozenset[PeerId]], None] = lambda peers: None,
+        tests: Tests | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`bar` gets the banned identities, at the start and whenever they change."""
@@ -98,6 +110,7 @@ class Performer:
         self._store = store
         self._say = say
         self._bar = bar
+        self._tests = tests
         self._told: list[Effect] = []
         self._begun = False
         self._budget = Budget()
@@ -127,8 +140,14 @@ class Performer:
 
     def disconnect(self, connection: int) -> None:
         """A stream is gone."""
+        if self._tests is not None:
+            self._tests.forget(connection)
         if self._links.pop(connection, None) is not None:
             self._happened(Disconnected(connection))
+
+    def dialled_back(self, found: DialledBack) -> None:
+        """A member was dialled back."""
+        self._happened(found)
 
     async def ask(self, by: PeerId, command: AdminCommand) -> AdminReply | AdminError:
         """What the core answers to an operator."""
@@ -226,6 +245,9 @@ class Performer:
                         link.stream.close("")
                 case Bar(peers):
                     self._bar(peers)
+                case DialBack(connection):
+                    if self._tests is not None and connection in self._links:
+                        self._tests.dial(effect)
                 case Answer(request, reply):
                     future = self._asked.pop(request, None)
                     if future is not None and not future.done():

@@ -50,6 +50,14 @@ class SessionResumed:
 
 
 @dataclass(frozen=True)
+class AddressLearnt:
+    """The coordinator reached a member at another address than the one that it advertises: others are told this one."""
+
+    session: int
+    address: str
+
+
+@dataclass(frozen=True)
 class SessionEnded:
     """A membership ended for good; its uncommitted lease is free again, with the outcome of a round in flight if it is in one."""
 
@@ -277,6 +285,7 @@ Record = (
     | TermRaised
     | SessionOpened
     | SessionResumed
+    | AddressLearnt
     | SessionEnded
     | OriginBuilt
     | RoundOpened

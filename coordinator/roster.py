@@ -7,9 +7,10 @@ holds what survives, `core` changes what is in here.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from shoal.coordinator.dialling import Reach, Way
 from shoal.coordinator.ledger import Ledger
 from shoal.protocol.messages import NO_VERSION, Contact, Heartbeat, PeerId
 
@@ -54,6 +55,7 @@ class Presence:
     """Minor version of the protocol that it speaks."""
     sent_off_at: float | None = None
     """When it was told to leave, because an operator drains it: no further round counts on it."""
+    way: Way = field(default_factory=Way)
     complaints: set[PeerId] = field(default_factory=set)
     """Who could not reach this peer's address; the word of who is gone does not count."""
 
@@ -125,18 +127,27 @@ class Roster:
         able = [p for p in holders if self.peer(p.session) not in failed] or holders
         return able[seeker % len(able)] if able else None
 
+    def is_served(self, donors: Iterable[Contact], failed: Collection[PeerId]) -> bool:
+        """Whether one of these donors will do for a seeker, as far as is known: it did not fail, and the coordinator reached it."""
+        doubtful = {self.peer(p.session) for p in self if self._is_doubtful(p.session)}
+        return any(donor.peer not in failed and donor.peer not in doubtful for donor in donors)
+
     def dialable(self, session: int) -> bool:
-        """Others can open streams to this member: it listens, and not half of the others or more failed to reach it."""
+        """Others can open streams to this member: it listens, not half of the others or more failed to reach it, and nor did the
+        coordinator, unless it reached nobody."""
         complaints = self[session].complaints
-        if not complaints or not self.address(session):
-            return bool(self.address(session))
+        if not self.address(session) or (self._is_doubtful(session) and self._is_somebody_proven()):
+            return False
+        if not complaints:
+            return True
         complainers = complaints & {self.peer(p.session) for p in self}
         return 2 * len(complainers) < max(2, len(self.active()) - 1)
 
     def contacts(
         self, seeker: int, failed: tuple[PeerId, ...] = (), only_active: bool = True, among: set[int] | None = None
     ) -> tuple[Contact, ...]:
-        """Who can serve bulk bytes to `seeker`, in an order that spreads seekers; those that failed come last."""
+        """Who can serve bulk bytes to `seeker`, in an order that spreads seekers; those that failed come last, before them those
+        that the coordinator did not reach."""
         able = [
             p.session
             for p in sorted(self, key=lambda p: p.session)
@@ -148,16 +159,26 @@ class Roster:
         ]
         turn = seeker % len(able) if able else 0
         ordered = [Contact(self.peer(session), self.address(session)) for session in able[turn:] + able[:turn]]
-        return tuple(sorted(ordered, key=lambda contact: contact.peer in failed))
+        doubtful = {self.peer(session) for session in able if self._is_doubtful(session)}
+        return tuple(sorted(ordered, key=lambda contact: (contact.peer in failed, contact.peer in doubtful)))
 
     def forgive_all(self) -> bool:
-        """If every listening member was complained about, all get another chance. Whether that was so."""
+        """If every listening member was complained about, those get another chance that the coordinator did not fail to reach, too:
+        they have to wait for its next test. Whether there are any."""
         if any(self.dialable(p.session) for p in self._active()):
             return False
-        listening = [p for p in self.active() if self.address(p.session)]
+        listening = [p for p in self.active() if self.address(p.session) and not self._is_doubtful(p.session)]
         for presence in listening:
             presence.complaints.clear()
         return bool(listening)
+
+    def _is_doubtful(self, session: int) -> bool:
+        """Whether the coordinator tried to reach this member, and failed."""
+        return self[session].way.reach is Reach.FAILED
+
+    def _is_somebody_proven(self) -> bool:
+        """Whether the coordinator reached some member that could serve others."""
+        return any(p.way.reach is Reach.PROVEN and not p.complaints for p in self._active())
 
     def peer(self, session: int) -> PeerId:
         """Whose session this is."""

@@ -24,6 +24,7 @@ import grpc
 import grpc.aio
 
 from shoal.coordinator.core import Core
+from shoal.coordinator.dialback import DialBacks
 from shoal.coordinator.enrolment import CERTIFICATE_LIFETIME, Registry
 from shoal.coordinator.journal import Journal, JournalError, journal_url
 from shoal.coordinator.operators import Operators
@@ -83,13 +84,15 @@ async def serve(
         authority = Authority.load(place.authority)
         addresses = settings.addresses()
         registry = Registry(authority, journal, addresses, certificate_lifetime)
-        performer = Performer(machine, journal, say, registry.bar)
+        own = _OwnCertificate(authority)
+        tests = DialBacks(authority.run, own.current, lambda found: performer.dialled_back(found))
+        performer = Performer(machine, journal, say, registry.bar, tests)
         sessions = Sessions(performer, registry.valid_until, performer.tell)
         owner = Identity.load_or_create(place.admin).peer_id
         operators = Operators(performer, journal, registry, sessions.certificate_until, owner)
         broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         company = beside(lambda command: performer.ask("", command)) if beside is not None else contextlib.nullcontext()
-        async with _ports(settings, authority, sessions, operators, registry, broken, performer.begin), company:
+        async with _ports(settings, own, sessions, operators, registry, broken, performer.begin), company:
             place.save_settings(settings)
             write_admin_credential(place, authority, addresses)
             say(
@@ -109,6 +112,7 @@ async def serve(
                 say("the coordinator stops; peers wait for it and come back when it is served again", "info")
             finally:
                 sessions.close_all("the coordinator stops")
+                await tests.close()
                 for end in ends:
                     end.cancel()
                 await asyncio.gather(*ends, return_exceptions=True)
@@ -134,7 +138,7 @@ def _replayed(journal: Journal, core: Callable[[RunSpec], Machine], place: RunDi
 @contextlib.asynccontextmanager
 async def _ports(
     settings: Settings,
-    authority: Authority,
+    own: _OwnCertificate,
     sessions: Sessions,
     operators: Operators,
     registry: Registry,
@@ -143,7 +147,6 @@ async def _ports(
 ) -> AsyncIterator[None]:
     """Both servers, listening. Their calls end with the block. `broken` gets the JournalError of a call that met one; `begin` is
     awaited when the ports are ours and before anybody is answered."""
-    own = _OwnCertificate(authority)
     members = new_server(Kind.SESSION)
     members.add_generic_rpc_handlers(
         handlers(

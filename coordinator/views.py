@@ -179,4 +179,9 @@ def _peer(ledger: Ledger, presence: Presence, now: float) -> PeerView:
         member.committed_tokens,
         member.software,
         member.session in ledger.draining,
+        reach=presence.way.reach.value,
+        helper=member.helper,
+        up_bytes_s=beat.up_bytes_s,
+        down_bytes_s=beat.down_bytes_s,
+        seen_from=presence.way.seen_from if presence.connection is not None else "",
     )

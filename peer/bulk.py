@@ -164,9 +164,9 @@ class BulkPlane:
             services.FETCH_PART.serve(self._serve_part, self._limits.progress_s),
             services.FETCH_STATE.serve(self._serve_state, self._limits.progress_s),
             services.PUSH.serve(self._serve_push),
-            services.PING.serve(self._serve_ping),
         )
-        self._server.add_generic_rpc_handlers(services.handlers(*map(self._door.guard, served)))
+        ping = self._door.guard(services.PING.serve(self._serve_ping), frozenset({"peer", "coordinator"}))
+        self._server.add_generic_rpc_handlers(services.handlers(*map(self._door.guard, served), ping))
         port = channels.listen(self._server, address, tls.server_credentials(self._credential))
         await self._server.start()
         return port

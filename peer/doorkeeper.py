@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -54,16 +55,16 @@ class Doorkeeper:
         """Whether this identity is banned."""
         return peer in self._barred
 
-    def guard(self, served: Served) -> Served:
-        """The same method, open to peers of the run alone and while their right lasts."""
-        return services.around(served, self._answer)
+    def guard(self, served: Served, rights: frozenset[str] = frozenset({"peer"})) -> Served:
+        """The same method, open to who has one of these rights in the run, and while it lasts."""
+        return services.around(served, partial(self._answer, rights))
 
-    async def _answer(self, behaviour: Behaviour, request: Any, context: Any) -> Any:
+    async def _answer(self, rights: frozenset[str], behaviour: Behaviour, request: Any, context: Any) -> Any:
         try:
             caller = tls.caller_of(context)
         except IdentityError as error:
             await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
-        if "peer" not in caller.rights:
+        if not rights & caller.rights:
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, f"{caller.peer} is no peer of this run")
         call = _Call(caller.peer, asyncio.get_running_loop().create_future())
         self._calls.add(call)

@@ -110,6 +110,7 @@ from shoal.protocol.messages import (
     PeerId,
     Plan,
     Push,
+    Reachability,
     Ready,
     Refused,
     Replan,
@@ -443,6 +444,8 @@ class Engine:
                     self._leave(LeaveAsked(reason), now)
             case Barred(peers):
                 self._emit(Bar(frozenset(peers)))
+            case Reachability(_, reason, fix):
+                self._emit(Tell(f"{reason} — {fix}" if fix else reason, "warning"))
             case _:
                 self.stale += 1
 

@@ -194,6 +194,15 @@ class PeerView:
     """When its certificate ends (Unix time, the coordinator's clock), filled in by the shell; 0: unknown."""
     warning: str = ""
     """What an operator should look after."""
+    reach: str = ""
+    """Whether the coordinator could dial it: "yes", "no", "not tried yet", or "outbound only" where it says so itself."""
+    helper: bool = False
+    """It trains nothing."""
+    up_bytes_s: float = 0.0
+    """What its link was seen to carry, out and in, as it says; 0: not measured yet."""
+    down_bytes_s: float = 0.0
+    seen_from: str = ""
+    """Where its stream comes from, as the coordinator sees it; empty: it has none."""
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ NO_VERSION = -1
 NO_SESSION = 0
 """The session of a peer that has none; real ones count from 1."""
 
-PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 1
+PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 2
 """Peers and coordinator of different majors refuse each other; a higher minor only adds. Minor 1: Leave, Barred, Push, the stop
-rules TIME and SAMPLES."""
+rules TIME and SAMPLES. Minor 2: Reachability."""
 
 DIGEST_BYTES = 32
 
@@ -511,6 +511,16 @@ class Barred:
     peers: tuple[PeerId, ...]
 
 
+@dataclass(frozen=True)
+class Reachability:
+    """ "I dialled you back: others are told to dial you at `address`", which is not what you said; empty: I could not, and why, and
+    what would help."""
+
+    address: str
+    reason: str
+    fix: str = ""
+
+
 FromPeer = (
     Hello | Heartbeat | StateReady | Locate | Ready | PartClosed | Have | Applied | Fingerprint | Evaluated | Complaint | Goodbye
 )
@@ -535,6 +545,7 @@ FromCoordinator = (
     | Dismissed
     | Leave
     | Barred
+    | Reachability
 )
 
 

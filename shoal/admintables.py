@@ -90,13 +90,35 @@ def _peers(members: Sequence[admin.PeerView]) -> list[str]:
             amount(peer.committed_tokens),
             peer.device,
             peer.address or "outbound only",
+            peer.reach if peer.address else "",
+            _link(peer),
             duration(peer.silent_s),
         )
         for peer in members
     ]
-    heads = ("peer", "name", "state", "phase", "version", "bits", "tokens/s", "tokens", "device", "address", "silent")
+    heads = (
+        "peer",
+        "name",
+        "state",
+        "phase",
+        "version",
+        "bits",
+        "tokens/s",
+        "tokens",
+        "device",
+        "address",
+        "dialled",
+        "up/down",
+        "silent",
+    )
     warnings = [f"warning: {peer.name or peer.peer[:ID]}: {peer.warning}" for peer in members if peer.warning]
     return [*columns(heads, rows), *warnings] if rows else ["no peers"]
+
+
+def _link(peer: admin.PeerView) -> str:
+    """What its link carries, out and in, as far as it was measured."""
+    rates = (peer.up_bytes_s, peer.down_bytes_s)
+    return "/".join(f"{rate * 8 / 1e6:.3g}" if rate else "?" for rate in rates) + " Mb/s" if any(rates) else ""
 
 
 def _rounds(listed: Sequence[admin.RoundView]) -> list[str]:

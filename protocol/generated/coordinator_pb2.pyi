@@ -505,6 +505,16 @@ class Barred(_message.Message):
     peers: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class Reachability(_message.Message):
+    __slots__ = ("address", "reason", "fix")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FIX_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    reason: str
+    fix: str
+    def __init__(self, address: _Optional[str] = ..., reason: _Optional[str] = ..., fix: _Optional[str] = ...) -> None: ...
+
 class GetStatus(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -642,7 +652,7 @@ class Status(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., version: _Optional[int] = ..., round: _Optional[int] = ..., members: _Optional[int] = ..., min_peers: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., bits_per_byte: _Optional[float] = ..., evaluated_version: _Optional[int] = ..., root: _Optional[str] = ..., unit: _Optional[str] = ...) -> None: ...
 
 class PeerView(_message.Message):
-    __slots__ = ("peer", "name", "session", "state", "address", "device", "version", "phase", "silent_s", "tokens_per_s", "loss", "committed_tokens", "software", "draining", "certificate_until", "warning")
+    __slots__ = ("peer", "name", "session", "state", "address", "device", "version", "phase", "silent_s", "tokens_per_s", "loss", "committed_tokens", "software", "draining", "certificate_until", "warning", "reach", "helper", "up_bytes_s", "down_bytes_s", "seen_from")
     PEER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -659,6 +669,11 @@ class PeerView(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_UNTIL_FIELD_NUMBER: _ClassVar[int]
     WARNING_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
+    HELPER_FIELD_NUMBER: _ClassVar[int]
+    UP_BYTES_S_FIELD_NUMBER: _ClassVar[int]
+    DOWN_BYTES_S_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FROM_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
     session: int
@@ -675,7 +690,12 @@ class PeerView(_message.Message):
     draining: bool
     certificate_until: float
     warning: str
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., session: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., silent_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., committed_tokens: _Optional[int] = ..., software: _Optional[str] = ..., draining: _Optional[bool] = ..., certificate_until: _Optional[float] = ..., warning: _Optional[str] = ...) -> None: ...
+    reach: str
+    helper: bool
+    up_bytes_s: float
+    down_bytes_s: float
+    seen_from: str
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., session: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[int] = ..., phase: _Optional[str] = ..., silent_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., committed_tokens: _Optional[int] = ..., software: _Optional[str] = ..., draining: _Optional[bool] = ..., certificate_until: _Optional[float] = ..., warning: _Optional[str] = ..., reach: _Optional[str] = ..., helper: _Optional[bool] = ..., up_bytes_s: _Optional[float] = ..., down_bytes_s: _Optional[float] = ..., seen_from: _Optional[str] = ...) -> None: ...
 
 class RoundView(_message.Message):
     __slots__ = ("round", "version", "state", "members", "contributors", "weight", "sent_bytes", "gather_s", "reduce_s", "commit_s", "reason", "train_s", "wait_s", "received_bytes", "expected_weight", "expected_bytes", "expected_gather_s", "absent", "gather_limit_s", "part_limit_s", "reduce_limit_s", "delivery_limit_s", "usual_gather_s", "usual_reduce_s", "usual_commit_s", "peers")
@@ -932,7 +952,7 @@ class Looked(_message.Message):
     def __init__(self, now: _Optional[float] = ..., seen_from: _Optional[str] = ..., trouble: _Optional[str] = ..., payload: _Optional[bytes] = ..., certificate_s: _Optional[float] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("session", "term", "hello", "heartbeat", "state_ready", "locate", "ready", "part_closed", "have", "applied", "fingerprint", "evaluated", "complaint", "goodbye", "welcome", "refused", "build_origin", "donors", "catch_up", "open", "wrap", "plan", "replan", "contributor_lost", "commit", "abandoned", "evaluate", "resync", "notice", "finish", "dismissed", "leave", "barred", "push")
+    __slots__ = ("session", "term", "hello", "heartbeat", "state_ready", "locate", "ready", "part_closed", "have", "applied", "fingerprint", "evaluated", "complaint", "goodbye", "welcome", "refused", "build_origin", "donors", "catch_up", "open", "wrap", "plan", "replan", "contributor_lost", "commit", "abandoned", "evaluate", "resync", "notice", "finish", "dismissed", "leave", "barred", "push", "reachability")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -967,6 +987,7 @@ class Envelope(_message.Message):
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     BARRED_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
+    REACHABILITY_FIELD_NUMBER: _ClassVar[int]
     session: int
     term: int
     hello: Hello
@@ -1001,7 +1022,8 @@ class Envelope(_message.Message):
     leave: Leave
     barred: Barred
     push: Push
-    def __init__(self, session: _Optional[int] = ..., term: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., state_ready: _Optional[_Union[StateReady, _Mapping]] = ..., locate: _Optional[_Union[Locate, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., part_closed: _Optional[_Union[PartClosed, _Mapping]] = ..., have: _Optional[_Union[Have, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., complaint: _Optional[_Union[Complaint, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., build_origin: _Optional[_Union[BuildOrigin, _Mapping]] = ..., donors: _Optional[_Union[Donors, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., wrap: _Optional[_Union[Wrap, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., replan: _Optional[_Union[Replan, _Mapping]] = ..., contributor_lost: _Optional[_Union[ContributorLost, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandoned: _Optional[_Union[Abandoned, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., barred: _Optional[_Union[Barred, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ...) -> None: ...
+    reachability: Reachability
+    def __init__(self, session: _Optional[int] = ..., term: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., state_ready: _Optional[_Union[StateReady, _Mapping]] = ..., locate: _Optional[_Union[Locate, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., part_closed: _Optional[_Union[PartClosed, _Mapping]] = ..., have: _Optional[_Union[Have, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., complaint: _Optional[_Union[Complaint, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., build_origin: _Optional[_Union[BuildOrigin, _Mapping]] = ..., donors: _Optional[_Union[Donors, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., wrap: _Optional[_Union[Wrap, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., replan: _Optional[_Union[Replan, _Mapping]] = ..., contributor_lost: _Optional[_Union[ContributorLost, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandoned: _Optional[_Union[Abandoned, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., barred: _Optional[_Union[Barred, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., reachability: _Optional[_Union[Reachability, _Mapping]] = ...) -> None: ...
 
 class AdminCommand(_message.Message):
     __slots__ = ("get_status", "get_peers", "get_rounds", "get_events", "make_invite", "pause", "resume", "stop", "kick", "ban", "unban", "drain", "change", "grant", "get_settings", "get_leaderboard")

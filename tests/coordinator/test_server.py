@@ -22,7 +22,20 @@ import pytest
 from shoal.adminclient import ask, grant
 from shoal.coordinator.claims import LINES
 from shoal.coordinator.core import Core
-from shoal.coordinator.events import Answer, Asked, Close, Connected, Disconnected, Effect, Event, Journal, Said, Send, TimePassed
+from shoal.coordinator.events import (
+    Answer,
+    Asked,
+    Close,
+    Connected,
+    DialledBack,
+    Disconnected,
+    Effect,
+    Event,
+    Journal,
+    Said,
+    Send,
+    TimePassed,
+)
 from shoal.coordinator.journal import Journal as JournalFile
 from shoal.coordinator.journal import JournalError, journal_url
 from shoal.coordinator.performer import Machine
@@ -113,7 +126,7 @@ class SmallCore:
                 return [Send(connection, Envelope(1, 1, Notice("echo", steps)))]
             case Asked(request, by, command):
                 return [Journal(PauseSet(True, by)), Answer(request, Done(type(command).__name__))]
-            case Connected() | Disconnected() | TimePassed() | Said():
+            case Connected() | Disconnected() | TimePassed() | Said() | DialledBack():
                 return []
 
     def connected(self) -> list[Connected]:

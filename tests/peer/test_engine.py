@@ -121,6 +121,7 @@ from shoal.protocol.messages import (
     PartKey,
     Plan,
     Push,
+    Reachability,
     Ready,
     Refused,
     Resync,
@@ -356,6 +357,14 @@ def test_a_new_stream_says_where_the_peer_is_now_and_without_news_where_it_was()
         told.append(said.body.address)
         desk.feed(Offline("away"))
     assert told == ["bob:1", "10.0.0.9:7", "10.0.0.9:7", ""]
+
+
+def test_what_the_coordinator_found_out_about_the_address_is_said_to_the_volunteer() -> None:
+    desk = Desk()
+    desk.dials()
+    desk.is_welcomed()
+    desk.hears(Reachability("", "the coordinator could not dial this peer at bob:1", "let firewalls pass port 1"))
+    assert desk.done == [Tell("the coordinator could not dial this peer at bob:1 — let firewalls pass port 1", "warning")]
 
 
 def test_a_refusal_ends_the_daemon_with_reason_and_fix() -> None:

@@ -18,6 +18,8 @@ from shoal.coordinator.events import (
     Asked,
     Close,
     Connected,
+    DialBack,
+    DialledBack,
     Disconnected,
     Effect,
     Event,
@@ -81,6 +83,8 @@ class Meeting:
         self._wake: float | None = None
         self._spins = (0.0, 0)
         self._clock = 0.0
+        self.answers_at: Callable[[str, str], bool] = lambda peer, address: False
+        """Whether that peer is there to be dialled; set by who knows the machines."""
         self.said: dict[str, list[Envelope]] = {}
         """Old messages of each peer, for replays."""
 
@@ -244,12 +248,23 @@ class Meeting:
                     stream = self.streams.pop(connection, None)
                     if stream is not None:
                         stream.close_from(True, "the coordinator closed the stream")
+                case DialBack():
+                    self.world.after(effect.after_s + self.world.latency(), self._dials_back, self.life, effect)
                 case Answer(request, reply):
                     if self.unanswered.pop(request, None) is None:
                         raise Violation(f"an answer to nothing: {reply}")
                 case Log(text, _):
                     self.world.note("coordinator", "says", text)
         self._set_alarm()
+
+    def _dials_back(self, life: int, wanted: DialBack) -> None:
+        """The shell tries the member's addresses; on the way there, too, much goes wrong."""
+        if self._waits(self._dials_back, life, wanted):
+            return
+        if life != self.life or self.core is None or wanted.connection not in self.streams:
+            return
+        there = self.answers_at(wanted.peer, wanted.addresses[0]) and not self.world.chance(self.world.weather.fetch_fails)
+        self.on(DialledBack(wanted.connection, wanted.addresses[0] if there else "", "" if there else "nobody answers"))
 
     def _write(self, record: Record) -> None:
         self.world.note("coordinator", "journals", record)

@@ -147,6 +147,7 @@ class Story:
         self.meeting = Meeting(self.world, self.judge, list(records), lambda: make_core(self.spec))
         self.machines: dict[PeerId, Machine] = {}
         self.judge.machines = self.machines
+        self.meeting.answers_at = lambda peer, address: self.machines[peer].serves_at(address)
         self.machine_class, self.make_engine = machine_class, make_engine
         nat, helpers = chance.choice(((0.0, 0), (0.0, 0), (0.3, 0), (0.3, 1), (1.0, 1), (1.0, 2)))
         self.dialable = [chance.random() >= nat or (index == 0 and not helpers) for index in range(count + 8)]
