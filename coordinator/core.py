@@ -80,6 +80,7 @@ from shoal.protocol.admin import (
     Done,
     Drain,
     GetEvents,
+    GetInvites,
     GetLeaderboard,
     GetPeers,
     GetRounds,
@@ -90,6 +91,7 @@ from shoal.protocol.admin import (
     MakeInvite,
     Pause,
     Resume,
+    RevokeInvite,
     Stop,
     Unban,
 )
@@ -1239,7 +1241,7 @@ class Core:
                 return settings.listed(self._initial, ledger.settings)
             case GetLeaderboard(limit):
                 return views.leaderboard(ledger, limit)
-            case GetEvents() | MakeInvite() | Grant():
+            case GetEvents() | MakeInvite() | GetInvites() | RevokeInvite() | Grant():
                 return AdminError(f"{type(command).__name__} is answered by the coordinator's shell")
             case Ban(text, reason):
                 return self._ban(text, by, reason, now)

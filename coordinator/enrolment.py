@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 
 from shoal.coordinator.journal import Journal
-from shoal.protocol.admin import AdminError, Grant, Granted
+from shoal.protocol.admin import AdminError, Done, Grant, Granted, Invites, InviteView
 from shoal.protocol.authority import Authority
 from shoal.protocol.enrolment import LOOK_LIMIT_BYTES, Enrol, Enrolled, Look, Looked, Renew
 from shoal.protocol.errors import IdentityError, InviteError, RefusedError
@@ -148,6 +148,27 @@ class Registry:
         token = secrets.token_urlsafe(24)
         self._journal.add_invite(token, uses, hours * 3600.0, by)
         return Invite(self._authority.run, self._addresses.enrolment, self._addresses.session, self._authority.ca_pem, token)
+
+    def invites(self, spent: bool) -> Invites:
+        """Those that let somebody in; with `spent` the others, too."""
+        listed = [known for known in self._journal.invites() if spent or known.state == "open"]
+        return Invites(
+            tuple(
+                InviteView(
+                    known.id, known.state, max(0, known.uses_left), known.enrolled, known.made_at, known.expires_at, known.made_by
+                )
+                for known in listed
+            )
+        )
+
+    def revoke(self, invite: str) -> Done | AdminError:
+        """Let nobody in with an invite any more; it counts when this returns."""
+        try:
+            revoked = self._journal.revoke_invite(invite)
+        except InviteError as error:
+            return AdminError(error.message, error.fix)
+        self._looked_at.clear()
+        return Done(f"invite {revoked} lets nobody in any more; who came in with it stays (kick or ban them)")
 
     def _verify(self, request: Enrol | Renew) -> PeerId:
         run = self._authority.run

@@ -12,8 +12,8 @@ wall-clock seconds since 1970, for people; no decision of the core rests on them
 
 from __future__ import annotations
 
-import hashlib
 import json
+import re
 import sqlite3
 import threading
 import time
@@ -26,6 +26,7 @@ import sqlalchemy as sa
 
 from shoal.coordinator.records import Record
 from shoal.protocol.errors import InviteError, RemoteProtocolError, ShoalError
+from shoal.protocol.invites import ID_LENGTH, token_digest
 from shoal.protocol.locks import FileLock, LockHeldError
 from shoal.protocol.messages import PeerId
 from shoal.protocol.plain import from_plain, to_plain
@@ -40,6 +41,9 @@ AUDIT_KEPT = 100_000
 """Operators' commands; the same."""
 PAGE = 1000
 """Records read at once."""
+REVOKED = -1
+"""Uses left of an invite that an operator took back."""
+INVITES_LISTED = 1000
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)}
 
 _tables = sa.MetaData()
@@ -123,6 +127,28 @@ class KnownPeer:
     peer: PeerId
     rights: frozenset[str]
     at: float
+
+
+@dataclass(frozen=True)
+class KnownInvite:
+    """An invite, without its token."""
+
+    id: str
+    uses_left: int
+    enrolled: int
+    made_at: float
+    expires_at: float
+    made_by: str
+    """The operator's name, or the beginning of its id."""
+
+    @property
+    def state(self) -> str:
+        """What it is now, as an operator reads it."""
+        if self.uses_left == REVOKED:
+            return "revoked"
+        if self.uses_left == 0:
+            return "used up"
+        return "expired" if self.expires_at <= time.time() else "open"
 
 
 @dataclass(frozen=True)
@@ -256,8 +282,49 @@ class Journal:
         """Let `token` enrol `uses` peers within `lifetime_s` seconds."""
         now = time.time()
         with self._transaction() as connection:
-            row = {"token_sha256": _digest(token), "uses_left": uses, "expires_at": now + lifetime_s, "made_at": now, "made_by": by}
+            row = {
+                "token_sha256": token_digest(token),
+                "uses_left": uses,
+                "expires_at": now + lifetime_s,
+                "made_at": now,
+                "made_by": by,
+            }
             connection.execute(_invites.insert().values(row))
+
+    def invites(self) -> tuple[KnownInvite, ...]:
+        """The newest invites, newest last."""
+        came = (
+            sa.select(_enrolled.c.invite_sha256, sa.func.count().label("enrolled")).group_by(_enrolled.c.invite_sha256).subquery()
+        )
+        with_counts = _invites.outerjoin(came, came.c.invite_sha256 == _invites.c.token_sha256)
+        everything = with_counts.outerjoin(_operators, _operators.c.peer == _invites.c.made_by)
+        wanted = sa.select(_invites, came.c.enrolled, _operators.c.name).select_from(everything)
+        with self._transaction() as connection:
+            rows = connection.execute(wanted.order_by(_invites.c.made_at.desc()).limit(INVITES_LISTED)).all()
+        return tuple(
+            KnownInvite(
+                row.token_sha256[:ID_LENGTH],
+                row.uses_left,
+                row.enrolled or 0,
+                row.made_at,
+                row.expires_at,
+                row.name or row.made_by[:8],
+            )
+            for row in reversed(rows)
+        )
+
+    def revoke_invite(self, text: str) -> str:
+        """Let nobody in any more with the invite whose id begins so; the id. Raises InviteError when that is not one invite."""
+        if not re.fullmatch(r"[0-9a-f]{4,64}", text):
+            raise InviteError(f"{text!r:.80} is no invite's id", "list them with `shoal admin invites`")
+        begins = _invites.c.token_sha256.startswith(text)
+        with self._transaction() as connection:
+            found = connection.execute(sa.select(_invites.c.token_sha256).where(begins).limit(2)).scalars().all()
+            if len(found) != 1:
+                reason = f"{'several invites begin' if found else 'no invite begins'} with {text}"
+                raise InviteError(reason, "list them with `shoal admin invites`")
+            connection.execute(_invites.update().where(_invites.c.token_sha256 == found[0]).values(uses_left=REVOKED))
+        return str(found[0][:ID_LENGTH])
 
     def enrol(self, peer: PeerId, token: str, rights: frozenset[str]) -> KnownPeer:
         """Record that `peer` enrolled with `token`, which costs one use. A peer that enrolled before keeps what it has, at no cost.
@@ -265,7 +332,7 @@ class Journal:
         Raises InviteError when the token is unknown, used up or expired.
         """
         now = time.time()
-        digest = _digest(token)
+        digest = token_digest(token)
         with self._transaction() as connection:
             before = connection.execute(sa.select(_enrolled).where(_enrolled.c.peer == peer)).one_or_none()
             if before is not None:
@@ -280,7 +347,7 @@ class Journal:
     def check_invite(self, token: str) -> None:
         """Raise InviteError when `token` would let nobody in. Spends nothing."""
         with self._transaction() as connection:
-            _usable(connection, _digest(token), time.time())
+            _usable(connection, token_digest(token), time.time())
 
     def enrolled(self, peer: PeerId) -> KnownPeer | None:
         """What is known of an enrolled peer."""
@@ -324,6 +391,8 @@ def _usable(connection: sa.Connection, digest: str, now: float) -> sa.Row[Any]:
     another = "ask the run's operator for a new one (shoal admin invite)"
     if invite is None:
         raise InviteError("this run does not know this invite", another)
+    if invite.uses_left == REVOKED:
+        raise InviteError("this invite was revoked by the run's operator", another)
     if invite.expires_at <= now:
         raise InviteError(f"this invite expired at {utc(invite.expires_at)} (now {utc(now)})", another)
     if invite.uses_left <= 0:
@@ -382,10 +451,6 @@ def _take_lock(path: Path, what: str) -> FileLock:
         raise JournalError(f"another coordinator{by} has the journal {what}", "stop it first, or name another directory") from None
     except OSError as error:
         raise JournalError(f"cannot open the journal {what}: {error.strerror}") from error
-
-
-def _digest(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def _reason(error: Exception) -> str:

@@ -29,6 +29,7 @@ from shoal.protocol.admin import (
     Events,
     EventView,
     GetEvents,
+    GetInvites,
     GetLeaderboard,
     GetPeers,
     GetRounds,
@@ -41,12 +42,13 @@ from shoal.protocol.admin import (
     MakeInvite,
     Peers,
     PeerView,
+    RevokeInvite,
     Unban,
 )
 from shoal.protocol.messages import PeerId
 from shoal.protocol.tls import utc
 
-Looks = GetStatus | GetPeers | GetRounds | GetEvents | GetSettings | GetLeaderboard
+Looks = GetStatus | GetPeers | GetRounds | GetEvents | GetSettings | GetLeaderboard | GetInvites
 """Commands that change nothing."""
 LONGEST_INVITE_HOURS = 24.0 * 365 * 10
 MOST_USES = 1_000_000
@@ -90,6 +92,10 @@ class Operators:
         match command:
             case MakeInvite():
                 return await self._invite(by, command)
+            case GetInvites(spent):
+                return await asyncio.to_thread(self._registry.invites, spent)
+            case RevokeInvite(invite):
+                return await asyncio.to_thread(self._registry.revoke, invite)
             case Grant():
                 return await asyncio.to_thread(self._registry.grant, command, by)
             case GetEvents(limit, after):
@@ -138,7 +144,7 @@ class Operators:
                 f"uses: 1 to {MOST_USES}; hours: above 0, at most {LONGEST_INVITE_HOURS:g}",
             )
         invite = await asyncio.to_thread(self._registry.invite, command.uses, command.hours, by)
-        return Invitation(invite.line(), command.uses, command.hours)
+        return Invitation(invite.line(), command.uses, command.hours, invite.id)
 
 
 def _that_fit(events: list[EventView], oldest_first: bool) -> tuple[EventView, ...]:
@@ -167,6 +173,8 @@ def sentence(command: AdminCommand) -> str:
             return f"set {key:.80} {value:.80}"
         case Grant(role, name):
             return f"grant {role:.40} to {name:.80}".rstrip()
+        case RevokeInvite(invite):
+            return f"revoke invite {invite:.80}"
         case MakeInvite(uses, hours):
             return f"invite for {uses} uses within {hours:g} h"
         case _:
@@ -179,8 +187,8 @@ def _result(reply: AdminReply | AdminError) -> str:
             return f"refused: {reason}"
         case Done(text):
             return text
-        case Invitation():
-            return "made"
+        case Invitation(id=made):
+            return f"made {made}"
         case Granted(peer, role):
             return f"{peer} is {role} now"
         case _:

@@ -56,6 +56,22 @@ class MakeInvite:
 
 
 @dataclass(frozen=True)
+class GetInvites:
+    """ "Which invites are there?" Answered by the shell."""
+
+    spent: bool = False
+    """Those that let nobody in any more, too."""
+
+
+@dataclass(frozen=True)
+class RevokeInvite:
+    """ "Let nobody in with this invite any more." Who came in with it stays. Answered by the shell."""
+
+    invite: str
+    """Its id, or the first 4 or more characters of that."""
+
+
+@dataclass(frozen=True)
 class Pause:
     """ "Open no further rounds." The round in flight finishes."""
 
@@ -131,6 +147,8 @@ AdminCommand = (
     | GetSettings
     | GetLeaderboard
     | MakeInvite
+    | GetInvites
+    | RevokeInvite
     | Pause
     | Resume
     | Stop
@@ -367,6 +385,32 @@ class Invitation:
     line: str
     uses: int
     hours: float
+    id: str = ""
+    """Names the invite in other commands, and says nothing of its token."""
+
+
+@dataclass(frozen=True)
+class InviteView:
+    """One invite."""
+
+    id: str
+    state: str
+    """"open", "used up", "expired" or "revoked"."""
+    uses_left: int
+    enrolled: int
+    """Peers that came in with it."""
+    made_at: float
+    """Unix time, the coordinator's clock, as is the next."""
+    expires_at: float
+    made_by: str
+    """The operator's name, or the beginning of its id."""
+
+
+@dataclass(frozen=True)
+class Invites:
+    """Answer to GetInvites, newest last."""
+
+    invites: tuple[InviteView, ...]
 
 
 @dataclass(frozen=True)
@@ -376,7 +420,7 @@ class Done:
     text: str
 
 
-AdminReply = Status | Peers | Rounds | Events | RunSettings | Leaderboard | Granted | Invitation | Done
+AdminReply = Status | Peers | Rounds | Events | RunSettings | Leaderboard | Granted | Invitation | Invites | Done
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 import zlib
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from shoal.protocol.names import is_run_name
 
 PREFIX = "shoal-invite-"
 VERSION = "1"
+ID_LENGTH = 12
+"""Characters of the token's digest that name an invite."""
 LINE_LIMIT = 16 << 10
 TOKEN_LIMIT = 256
 ADDRESSES_LIMIT = 16
@@ -59,6 +62,11 @@ class Invite:
         except ValueError as error:
             raise InviteError("the invite's CA certificate is not a certificate", _ASK) from error
 
+    @property
+    def id(self) -> str:
+        """Names the invite, and says nothing of its token."""
+        return token_digest(self.token)[:ID_LENGTH]
+
     def line(self) -> str:
         """The invite as one line."""
         known = {"run": self.run, "enrol": self.enrol_addresses, "session": self.session_addresses, "token": self.token}
@@ -67,6 +75,11 @@ class Invite:
         content = len(text).to_bytes(4, "little") + text + ca
         line = base64.urlsafe_b64encode(zlib.crc32(content).to_bytes(4, "little") + content).decode().rstrip("=")
         return f"{PREFIX}{VERSION}.{line}"
+
+
+def token_digest(token: str) -> str:
+    """What a coordinator keeps of a token, in hex."""
+    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def parse(line: str) -> Invite:

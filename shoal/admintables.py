@@ -37,6 +37,8 @@ def describe(reply: admin.AdminReply) -> list[str]:
             return [f"{reply.peer} is {reply.role} now"]
         case admin.Invitation():
             return [reply.line]
+        case admin.Invites(invites=listed):
+            return _invites(listed)
         case admin.Done():
             return [reply.text]
         case _:
@@ -46,8 +48,12 @@ def describe(reply: admin.AdminReply) -> list[str]:
 def event_line(event: admin.EventView) -> str:
     """One line of history, with this machine's time of day."""
     mark = "" if event.level == "info" else f"{event.level}: "
-    at = datetime.datetime.fromtimestamp(event.at).astimezone()
-    return f"{at:%Y-%m-%d %H:%M:%S}  {mark}{event.text}"
+    return f"{local_time(event.at)}  {mark}{event.text}"
+
+
+def local_time(at: float) -> str:
+    """A Unix time as this machine's clock on the wall shows it."""
+    return f"{datetime.datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -182,6 +188,23 @@ def _patience(usual: float, limit: float) -> str:
 def _against(actual: str, expected: str) -> str:
     """What was, and what was to be."""
     return f"{actual} of {expected}" if expected else actual
+
+
+def _invites(listed: Sequence[admin.InviteView]) -> list[str]:
+    rows = [
+        (
+            entry.id,
+            entry.state,
+            str(entry.uses_left),
+            str(entry.enrolled),
+            local_time(entry.made_at),
+            entry.made_by,
+            local_time(entry.expires_at),
+        )
+        for entry in listed
+    ]
+    heads = ("invite", "state", "uses left", "came in", "made", "by", "ends")
+    return columns(heads, rows) if rows else ["no invite lets anybody in; make one with `shoal admin invite`"]
 
 
 def _leaderboard(contributors: Sequence[admin.Contributor], tokens: int) -> list[str]:

@@ -112,6 +112,31 @@ def invite(
 
 
 @app.command()
+def invites(
+    directory: Directory = None,
+    spent: Annotated[bool, typer.Option("--all", help="Those that let nobody in any more, too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the invites that let somebody in: uses left, who made them, until when."""
+    from shoal.protocol.admin import GetInvites
+
+    _do(directory, GetInvites(spent), as_json)
+
+
+@app.command()
+def revoke(
+    invite: Annotated[str, typer.Argument(metavar="INVITE", help="Its id (see invites), or the line itself.", show_default=False)],
+    directory: Directory = None,
+    as_json: Json = False,
+) -> None:
+    """Let nobody in with an invite any more; who came in with it stays."""
+    from shoal.protocol.admin import RevokeInvite
+    from shoal.protocol.invites import PREFIX, parse
+
+    _do(directory, RevokeInvite(parse(invite).id if invite.startswith(PREFIX) else invite), as_json)
+
+
+@app.command()
 def pause(directory: Directory = None, as_json: Json = False) -> None:
     """Open no further rounds; the one in flight finishes."""
     from shoal.protocol.admin import Pause

@@ -555,6 +555,18 @@ class MakeInvite(_message.Message):
     hours: float
     def __init__(self, uses: _Optional[int] = ..., hours: _Optional[float] = ...) -> None: ...
 
+class GetInvites(_message.Message):
+    __slots__ = ("spent",)
+    SPENT_FIELD_NUMBER: _ClassVar[int]
+    spent: bool
+    def __init__(self, spent: _Optional[bool] = ...) -> None: ...
+
+class RevokeInvite(_message.Message):
+    __slots__ = ("invite",)
+    INVITE_FIELD_NUMBER: _ClassVar[int]
+    invite: str
+    def __init__(self, invite: _Optional[str] = ...) -> None: ...
+
 class Pause(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -862,14 +874,40 @@ class Granted(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., role: _Optional[str] = ..., certificate: _Optional[str] = ..., ca: _Optional[str] = ...) -> None: ...
 
 class Invitation(_message.Message):
-    __slots__ = ("line", "uses", "hours")
+    __slots__ = ("line", "uses", "hours", "id")
     LINE_FIELD_NUMBER: _ClassVar[int]
     USES_FIELD_NUMBER: _ClassVar[int]
     HOURS_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
     line: str
     uses: int
     hours: float
-    def __init__(self, line: _Optional[str] = ..., uses: _Optional[int] = ..., hours: _Optional[float] = ...) -> None: ...
+    id: str
+    def __init__(self, line: _Optional[str] = ..., uses: _Optional[int] = ..., hours: _Optional[float] = ..., id: _Optional[str] = ...) -> None: ...
+
+class InviteView(_message.Message):
+    __slots__ = ("id", "state", "uses_left", "enrolled", "made_at", "expires_at", "made_by")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    USES_LEFT_FIELD_NUMBER: _ClassVar[int]
+    ENROLLED_FIELD_NUMBER: _ClassVar[int]
+    MADE_AT_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    MADE_BY_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    state: str
+    uses_left: int
+    enrolled: int
+    made_at: float
+    expires_at: float
+    made_by: str
+    def __init__(self, id: _Optional[str] = ..., state: _Optional[str] = ..., uses_left: _Optional[int] = ..., enrolled: _Optional[int] = ..., made_at: _Optional[float] = ..., expires_at: _Optional[float] = ..., made_by: _Optional[str] = ...) -> None: ...
+
+class Invites(_message.Message):
+    __slots__ = ("invites",)
+    INVITES_FIELD_NUMBER: _ClassVar[int]
+    invites: _containers.RepeatedCompositeFieldContainer[InviteView]
+    def __init__(self, invites: _Optional[_Iterable[_Union[InviteView, _Mapping]]] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ("text",)
@@ -1026,7 +1064,7 @@ class Envelope(_message.Message):
     def __init__(self, session: _Optional[int] = ..., term: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., state_ready: _Optional[_Union[StateReady, _Mapping]] = ..., locate: _Optional[_Union[Locate, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., part_closed: _Optional[_Union[PartClosed, _Mapping]] = ..., have: _Optional[_Union[Have, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., complaint: _Optional[_Union[Complaint, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., build_origin: _Optional[_Union[BuildOrigin, _Mapping]] = ..., donors: _Optional[_Union[Donors, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., wrap: _Optional[_Union[Wrap, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., replan: _Optional[_Union[Replan, _Mapping]] = ..., contributor_lost: _Optional[_Union[ContributorLost, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandoned: _Optional[_Union[Abandoned, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., barred: _Optional[_Union[Barred, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., reachability: _Optional[_Union[Reachability, _Mapping]] = ...) -> None: ...
 
 class AdminCommand(_message.Message):
-    __slots__ = ("get_status", "get_peers", "get_rounds", "get_events", "make_invite", "pause", "resume", "stop", "kick", "ban", "unban", "drain", "change", "grant", "get_settings", "get_leaderboard")
+    __slots__ = ("get_status", "get_peers", "get_rounds", "get_events", "make_invite", "pause", "resume", "stop", "kick", "ban", "unban", "drain", "change", "grant", "get_settings", "get_leaderboard", "get_invites", "revoke_invite")
     GET_STATUS_FIELD_NUMBER: _ClassVar[int]
     GET_PEERS_FIELD_NUMBER: _ClassVar[int]
     GET_ROUNDS_FIELD_NUMBER: _ClassVar[int]
@@ -1043,6 +1081,8 @@ class AdminCommand(_message.Message):
     GRANT_FIELD_NUMBER: _ClassVar[int]
     GET_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     GET_LEADERBOARD_FIELD_NUMBER: _ClassVar[int]
+    GET_INVITES_FIELD_NUMBER: _ClassVar[int]
+    REVOKE_INVITE_FIELD_NUMBER: _ClassVar[int]
     get_status: GetStatus
     get_peers: GetPeers
     get_rounds: GetRounds
@@ -1059,10 +1099,12 @@ class AdminCommand(_message.Message):
     grant: Grant
     get_settings: GetSettings
     get_leaderboard: GetLeaderboard
-    def __init__(self, get_status: _Optional[_Union[GetStatus, _Mapping]] = ..., get_peers: _Optional[_Union[GetPeers, _Mapping]] = ..., get_rounds: _Optional[_Union[GetRounds, _Mapping]] = ..., get_events: _Optional[_Union[GetEvents, _Mapping]] = ..., make_invite: _Optional[_Union[MakeInvite, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., kick: _Optional[_Union[Kick, _Mapping]] = ..., ban: _Optional[_Union[Ban, _Mapping]] = ..., unban: _Optional[_Union[Unban, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., get_settings: _Optional[_Union[GetSettings, _Mapping]] = ..., get_leaderboard: _Optional[_Union[GetLeaderboard, _Mapping]] = ...) -> None: ...
+    get_invites: GetInvites
+    revoke_invite: RevokeInvite
+    def __init__(self, get_status: _Optional[_Union[GetStatus, _Mapping]] = ..., get_peers: _Optional[_Union[GetPeers, _Mapping]] = ..., get_rounds: _Optional[_Union[GetRounds, _Mapping]] = ..., get_events: _Optional[_Union[GetEvents, _Mapping]] = ..., make_invite: _Optional[_Union[MakeInvite, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., kick: _Optional[_Union[Kick, _Mapping]] = ..., ban: _Optional[_Union[Ban, _Mapping]] = ..., unban: _Optional[_Union[Unban, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., change: _Optional[_Union[Change, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., get_settings: _Optional[_Union[GetSettings, _Mapping]] = ..., get_leaderboard: _Optional[_Union[GetLeaderboard, _Mapping]] = ..., get_invites: _Optional[_Union[GetInvites, _Mapping]] = ..., revoke_invite: _Optional[_Union[RevokeInvite, _Mapping]] = ...) -> None: ...
 
 class AdminReply(_message.Message):
-    __slots__ = ("status", "peers", "rounds", "events", "invitation", "done", "admin_error", "run_settings", "leaderboard", "granted")
+    __slots__ = ("status", "peers", "rounds", "events", "invitation", "done", "admin_error", "run_settings", "leaderboard", "granted", "invites")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
@@ -1073,6 +1115,7 @@ class AdminReply(_message.Message):
     RUN_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     LEADERBOARD_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
+    INVITES_FIELD_NUMBER: _ClassVar[int]
     status: Status
     peers: Peers
     rounds: Rounds
@@ -1083,4 +1126,5 @@ class AdminReply(_message.Message):
     run_settings: RunSettings
     leaderboard: Leaderboard
     granted: Granted
-    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ..., events: _Optional[_Union[Events, _Mapping]] = ..., invitation: _Optional[_Union[Invitation, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., admin_error: _Optional[_Union[AdminError, _Mapping]] = ..., run_settings: _Optional[_Union[RunSettings, _Mapping]] = ..., leaderboard: _Optional[_Union[Leaderboard, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ...) -> None: ...
+    invites: Invites
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., rounds: _Optional[_Union[Rounds, _Mapping]] = ..., events: _Optional[_Union[Events, _Mapping]] = ..., invitation: _Optional[_Union[Invitation, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., admin_error: _Optional[_Union[AdminError, _Mapping]] = ..., run_settings: _Optional[_Union[RunSettings, _Mapping]] = ..., leaderboard: _Optional[_Union[Leaderboard, _Mapping]] = ..., granted: _Optional[_Union[Granted, _Mapping]] = ..., invites: _Optional[_Union[Invites, _Mapping]] = ...) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sqlite3
@@ -28,6 +29,7 @@ from shoal.coordinator.records import (
     TermRaised,
 )
 from shoal.protocol.errors import InviteError
+from shoal.protocol.invites import token_digest
 from shoal.protocol.messages import Contribution, Decision, FragmentShape, Layout, Section, Span
 
 RIGHTS = frozenset({"peer", "reducer"})
@@ -198,6 +200,38 @@ def test_an_enrolled_peer_comes_back_with_a_used_up_invite_at_no_cost(journal: J
         journal.enrol("a", "secret", RIGHTS)
     journal.enrol("b", "secret", RIGHTS)
     assert journal.enrol("a", "whatever", frozenset({"admin"})).rights == RIGHTS
+
+
+def test_a_revoked_invite_admits_nobody_and_who_came_in_with_it_comes_back(journal: Journal) -> None:
+    for token in ("one", "other"):
+        journal.add_invite(token, uses=2, lifetime_s=60, by="op")
+    journal.enrol("a" * 32, "one", frozenset({"peer"}))
+    assert journal.revoke_invite(token_digest("one")[:6]) == token_digest("one")[:12]
+    with pytest.raises(InviteError, match="revoked by the run's operator"):
+        journal.enrol("b" * 32, "one", frozenset({"peer"}))
+    assert journal.enrol("a" * 32, "one", frozenset({"peer"})).peer == "a" * 32
+    assert journal.enrol("b" * 32, "other", frozenset({"peer"})).peer == "b" * 32
+    seen = [(known.id, known.state, known.uses_left, known.enrolled) for known in journal.invites()]
+    assert seen == [(token_digest("one")[:12], "revoked", -1, 1), (token_digest("other")[:12], "open", 1, 1)]
+
+
+def test_an_id_that_fits_several_invites_or_none_revokes_nothing(journal: Journal) -> None:
+    tokens: dict[str, str] = {}
+    for token in map(str, itertools.count()):
+        if (twice := token_digest(token)[:4]) in tokens:
+            journal.add_invite(token, uses=1, lifetime_s=60, by="op")
+            journal.add_invite(tokens[twice], uses=1, lifetime_s=60, by="op")
+            break
+        tokens[twice] = token
+    for text, why in (
+        (twice, "several invites begin with"),
+        ("0" * 20, "no invite begins"),
+        ("%", "no invite's id"),
+        ("abc", "id"),
+    ):
+        with pytest.raises(InviteError, match=why):
+            journal.revoke_invite(text)
+    assert {known.state for known in journal.invites()} == {"open"}
 
 
 def test_an_unknown_and_an_expired_invite_are_told_apart(journal: Journal) -> None:

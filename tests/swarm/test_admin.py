@@ -32,8 +32,8 @@ pytestmark = pytest.mark.slow
 
 LONG = 100_000
 PEER_VERBS = ("kick", "ban", "unban", "drain")
-LOOKS = ("status", "peers", "rounds", "leaderboard", "events", "set")
-ACTS = ("invite", "pause", "resume", "stop", *PEER_VERBS, "set run.min_peers 1", "grant observer {new}")
+LOOKS = ("status", "peers", "rounds", "leaderboard", "events", "set", "invites", "invites --all")
+ACTS = ("invite", "revoke abcd", "pause", "resume", "stop", *PEER_VERBS, "set run.min_peers 1", "grant observer {new}")
 
 
 @dataclass
@@ -152,6 +152,18 @@ def test_an_unknown_peer_is_code_4_and_one_line(stage: Stage, verb: str) -> None
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
+        ("revoke 0000", 4, "no invite begins with 0000"),
+        ("revoke ../x", 4, "'../x' is no invite's id"),
+        ("revoke shoal-invite-1.AAAA", 2, "invite"),
+    ],
+)
+def test_what_is_no_invite_is_not_revoked(stage: Stage, words: str, code: int, why: str) -> None:
+    assert why in stage.refuses(words, code)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
         ("set run.min_peers many", 4, "'many' is not a number"),
         ("set train.lr 0.1", 4, "train.lr is fixed for this run"),
         ("set run.nothing 1", 4, "there is no setting 'run.nothing'"),
@@ -183,6 +195,26 @@ def test_every_look_is_a_table_and_json(stage: Stage) -> None:
     assert {row["name"] for row in board["contributors"]} >= {"anna", "bert"}
     assert all(row["sent_bytes"] > 0 for row in board["contributors"] if row["name"] in ("anna", "bert"))
     assert "share" in stage.says("leaderboard").splitlines()[0]
+
+
+def test_an_invite_is_listed_until_it_is_revoked_by_its_id_or_its_line(stage: Stage) -> None:
+    for name_it in (lambda made: made["id"], lambda made: made["line"], lambda made: made["id"][:6]):
+        made = stage.answers("invite --uses 3 --hours 2")
+        [mine] = [one for one in stage.answers("invites")["invites"] if one["id"] == made["id"]]
+        assert (mine["state"], mine["uses_left"], mine["enrolled"]) == ("open", 3, 0)
+        assert mine["expires_at"] - mine["made_at"] == pytest.approx(7200, abs=0.01)
+        table = stage.says("invites").splitlines()
+        assert table[0].split()[:3] == ["invite", "state", "uses"]
+        assert any(line.startswith(made["id"]) for line in table)
+        assert made["id"] in stage.says(f"revoke {name_it(made)}")
+        assert made["id"] not in [one["id"] for one in stage.answers("invites")["invites"]]
+        [gone] = [one for one in stage.answers("invites --all")["invites"] if one["id"] == made["id"]]
+        assert gone["state"] == "revoked"
+        told = [event["text"] for event in stage.answers("events")["events"]]
+        assert any(f"asked: revoke invite {made['id'][:6]}" in text for text in told)
+        assert not any(made["line"] in text for text in told), "which is a secret"
+    first = stage.answers("invites --all")["invites"][0]
+    assert first["enrolled"] == 2, "anna and bert came in with the one that init made"
 
 
 def test_set_changes_a_setting_and_lists_them(stage: Stage) -> None:
