@@ -66,6 +66,7 @@ from shoal.coordinator.records import (
     Spent,
     TermRaised,
     WorkReported,
+    brief,
 )
 from shoal.coordinator.roster import Presence, Roster, Standing
 from shoal.coordinator.rounds import Round, RoundState, plan_order
@@ -1115,6 +1116,7 @@ class Core:
         assert round_.plan is not None
         assert round_.decided_at is not None
         contributions = tuple(round_.contributors())
+        slots = sorted(round_.reducer_of, key=lambda slot: (slot[0].value, slot[1]))
         length = spec.data.sequence_length
         spent = tuple(Spent(round_.sessions[c.peer], c.weight // length, c.weight) for c in contributions)
         included = {item.session for item in spent}
@@ -1127,7 +1129,7 @@ class Core:
             round_.opened.group,
             round_.opened.fragment,
             round_.opened.base,
-            tuple(round_.decisions[slot] for slot in sorted(round_.reducer_of, key=lambda slot: (slot[0].value, slot[1]))),
+            (),
             contributions,
             spent,
             ledger.committed_tokens + sum(item.weight for item in spent),
@@ -1139,6 +1141,7 @@ class Core:
             expectations.plan_bytes(round_.plan, ledger.origin.layout.values if ledger.origin else 0, spec),
             self._showings(round_),
             round_.deadlines,
+            *brief((round_.decisions[slot] for slot in slots), contributions),
         )
         for share in round_.reducer_of.values():
             member = ledger.member_of(share.reducer.peer)
@@ -1366,7 +1369,7 @@ class Core:
             record.group,
             record.fragment,
             record.base,
-            record.parts,
+            record.decisions,
             record.committed_tokens,
             record.outer_lr,
             record.outer_momentum,

@@ -6,9 +6,10 @@ their fields never change meaning; a new fact is a new field with a default.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shoal.protocol.messages import Contribution, Decision, Layout, PeerId, Span
+from shoal.protocol.messages import Contribution, Decision, Layout, PeerId, Section, Span
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,19 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class PartDecided:
+    """One part of an entry: a `Decision` whose contributors are those of one of the entry's `inclusions`. Thousands of parts mostly
+    have the same ones."""
+
+    section: Section
+    part: int
+    attempt: int
+    digest: bytes
+    inclusion: int
+    divisor: float
+
+
+@dataclass(frozen=True)
 class RoundCommitted:
     """Log entry: the only thing that moves shared state."""
 
@@ -144,6 +158,7 @@ class RoundCommitted:
     fragment: int
     base: int
     parts: tuple[Decision, ...]
+    """Of early journals; empty in others, where `decided` says it. `decisions` are either."""
     contributions: tuple[Contribution, ...]
     """Everybody in at least one part."""
     spent: tuple[Spent, ...]
@@ -157,6 +172,33 @@ class RoundCommitted:
     """What its members had to send together by its plan."""
     showings: tuple[Showing, ...] = ()
     limits: Limits = Limits()
+    decided: tuple[PartDecided, ...] = ()
+    inclusions: tuple[tuple[int, ...], ...] = ()
+    """Each combination of contributors that some part has, in plan order, as places in `contributions`."""
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What each part is."""
+        peers = [tuple(self.contributions[place].peer for place in places) for places in self.inclusions]
+        return self.parts or tuple(
+            Decision(part.section, part.part, part.attempt, part.digest, peers[part.inclusion], part.divisor)
+            for part in self.decided
+        )
+
+
+def brief(
+    decisions: Iterable[Decision], contributions: Sequence[Contribution]
+) -> tuple[tuple[PartDecided, ...], tuple[tuple[int, ...], ...]]:
+    """`decided` and `inclusions` of an entry."""
+    place = {contribution.peer: at for at, contribution in enumerate(contributions)}
+    known: dict[tuple[PeerId, ...], int] = {}
+    decided = tuple(
+        PartDecided(
+            each.section, each.part, each.attempt, each.digest, known.setdefault(each.contributors, len(known)), each.divisor
+        )
+        for each in decisions
+    )
+    return decided, tuple(tuple(place[peer] for peer in peers) for peers in known)
 
 
 @dataclass(frozen=True)

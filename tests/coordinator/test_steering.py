@@ -6,7 +6,16 @@ import pytest
 
 from shoal.coordinator import naming, settings
 from shoal.coordinator.events import Bar
-from shoal.coordinator.records import DrainAsked, PeerBanned, PeerKicked, PeerUnbanned, SessionEnded, SettingChanged, WorkReported
+from shoal.coordinator.records import (
+    DrainAsked,
+    PeerBanned,
+    PeerKicked,
+    PeerUnbanned,
+    RoundOpened,
+    SessionEnded,
+    SettingChanged,
+    WorkReported,
+)
 from shoal.protocol.admin import (
     AdminError,
     Ban,
@@ -311,7 +320,10 @@ def test_contributions_add_up_over_memberships_and_restarts() -> None:
     ada.says(Applied(1, 100, 90, 2.0, 0.5))
     bob.says(Applied(1, 50, 60, 3.0, 0.25))
     bob.says(Applied(1, 50, 60, 3.0, 0.25))
-    assert len(stage.journaled(WorkReported)) == 1, "as soon as all have reported, and each once"
+    assert len(stage.journaled(WorkReported)) == 1, "as soon as all have reported"
+    stage.commit_round([ada, bob])
+    assert len(stage.journaled(RoundOpened)) == 3, "with each opening what was reported meanwhile is journaled"
+    assert [record.version for record in stage.journaled(WorkReported)] == [1], "and each report once"
     bob.says(Goodbye())
     bob.session = 0
     bob.returns(name="bobby")
@@ -320,9 +332,9 @@ def test_contributions_add_up_over_memberships_and_restarts() -> None:
     for _ in range(2):
         board = stage.ask(GetLeaderboard(10))
         assert isinstance(board, Leaderboard)
-        assert board.committed_tokens == 80
+        assert board.committed_tokens == 160
         rows = [(row.name, row.tokens, row.rounds, row.sent_bytes, row.received_bytes) for row in board.contributors]
-        assert rows == [("ada", 40, 1, 100, 90), ("bobby", 40, 1, 50, 60)]
+        assert rows == [("ada", 80, 2, 100, 90), ("bobby", 80, 2, 50, 60)]
         stage.start()
     board = stage.ask(GetLeaderboard(1))
     assert isinstance(board, Leaderboard)

@@ -221,13 +221,13 @@ class Judge:
         if plan is None:
             self.fail(f"round {record.round} was committed without a plan")
             return
-        if [decision.part for decision in record.parts] != list(range(self.model.parts)):
-            self.fail(f"entry {record.version} has parts {[decision.part for decision in record.parts]}")
+        if [decision.part for decision in record.decisions] != list(range(self.model.parts)):
+            self.fail(f"entry {record.version} has parts {[decision.part for decision in record.decisions]}")
         order = [contribution.peer for contribution in plan.contributions]
         weights = {contribution.peer: contribution.weight for contribution in plan.contributions}
         state = []
         counted: dict[PeerId, None] = {}
-        for decision, part in zip(record.parts, self.lineage[self.version], strict=True):
+        for decision, part in zip(record.decisions, self.lineage[self.version], strict=True):
             where = f"part {decision.part} of round {record.round}"
             if decision.attempt != self.attempts[record.round, decision.part]:
                 self.fail(f"{where} was decided by attempt {decision.attempt}, which is dead")
@@ -348,7 +348,7 @@ class Judge:
             self.fail(f"entry {commit.version} was announced before it was journaled")
             return
         said = (commit.round, commit.base, commit.parts, commit.committed_tokens, commit.outer_lr, commit.outer_momentum)
-        if said != (record.round, record.base, record.parts, record.committed_tokens, record.outer_lr, record.outer_momentum):
+        if said != (record.round, record.base, record.decisions, record.committed_tokens, record.outer_lr, record.outer_momentum):
             self.fail(f"entry {commit.version} was announced with other content than was journaled")
 
     def is_stale(self, peer: PeerId, envelope: Envelope) -> bool:
@@ -494,7 +494,7 @@ class Judge:
     def apply_begins(self, machine: Machine, commit: Commit) -> None:
         """A peer is about to change shared state."""
         record = self.commits.get(commit.version)
-        if record is None or record.parts != commit.parts:
+        if record is None or record.decisions != commit.parts:
             self.fail(f"{machine.peer} applies version {commit.version}, which the journal does not know")
 
     def applied(self, machine: Machine, commit: Commit, included: tuple[bool, ...]) -> None:

@@ -343,7 +343,9 @@ class Story:
         if best == NO_VERSION:
             return self.judge.version == NO_VERSION
         digests = [
-            decision.digest for version in range(best + 1, self.judge.version + 1) for decision in self.judge.commits[version].parts
+            decision.digest
+            for version in range(best + 1, self.judge.version + 1)
+            for decision in self.judge.commits[version].decisions
         ]
         spread = all(any(machine.vault.payload(digest) is not None for machine in machines) for digest in digests)
         return spread and any(machine.address for machine in machines)

@@ -76,7 +76,7 @@ def test_two_peers_reach_the_golden_numbers_with_equal_bytes_after_every_round(s
     records = journal_of(swarm)
     committed = [record for record in records if isinstance(record, RoundCommitted)]
     assert [record.version for record in committed] == [1, 2]
-    assert all({len(part.contributors) for part in record.parts} == {2} for record in committed)
+    assert all({len(part.contributors) for part in record.decisions} == {2} for record in committed)
     theta, roots = reference(values, [0.1, 0.3], codec, 2)
     agreed = [record for record in records if isinstance(record, FingerprintAgreed)]
     assert [(a.version, a.root, a.votes == a.voters, a.flagged) for a in agreed if a.version > 0] == [
