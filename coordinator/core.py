@@ -157,8 +157,10 @@ LARGEST_NORM = 1e12
 """A claim beyond that is shown as that."""
 NAMED = 5
 """Members that a wait names; the others are counted."""
+FEW = 32
+"""So many members hear at once what the run waits for, each time that it changes."""
 NOTICES_PER_S = 256
-"""What thousands of members are told of what the run waits for, each time that it changes; fewer hear of it at once."""
+"""More members hear of it later, not more of them in a second than this."""
 SILENCE_S = 5.0
 """A wait longer than this is explained to those who wait."""
 FRESH_HEARTBEATS = 1.5
@@ -845,11 +847,11 @@ class Core:
         self._waiting = waiting
         if not self._unsaid or now < self._notice_at:
             return
-        self._unsaid, self._notice_at = False, now + len(self._roster) // NOTICES_PER_S
+        members = len(self._roster)
+        self._unsaid, self._notice_at = False, now + (members / NOTICES_PER_S if members > FEW else 0.0)
         if waiting.what:
             self._log(f"waiting for {waiting}")
-        for presence in self._roster:
-            self._send(presence.session, self._waiting.notice())
+        self._send_all(self._waiting.notice())
 
     def _open_round(self, now: float) -> None:
         ledger = self.ledger
@@ -1172,8 +1174,7 @@ class Core:
         self._reopen_at, self._abandoned_at, self._abandoned_why = now + pause, now, f"round {round_.id} was abandoned: {reason}"
         self._abandoned_in_a_row += 1
         self._log(f"round {round_.id} abandoned: {reason}")
-        for presence in self._roster:
-            self._send(presence.session, Abandoned(round_.id, reason))
+        self._send_all(Abandoned(round_.id, reason))
 
     # --- evaluation and the end -------------------------------------------------------------------------------------------------
 
@@ -1314,9 +1315,8 @@ class Core:
     def _bans_changed(self) -> None:
         """Everybody refuses them at once: the shell, and every member."""
         self._effects.append(Bar(frozenset(self.ledger.banned)))
-        self._barred = Barred(tuple(sorted(self.ledger.banned)))  # one object for all streams: it is packed once
-        for presence in self._roster:
-            self._send(presence.session, self._barred)
+        self._barred = Barred(tuple(sorted(self.ledger.banned)))
+        self._send_all(self._barred)
 
     def _drain(self, text: str, by: PeerId) -> Done | AdminError:
         member = self._member_meant(text)
@@ -1380,6 +1380,11 @@ class Core:
         connection = self._roster.connection_of(session)
         if connection is not None and self._roster[session].minor >= _SINCE_MINOR.get(type(body), 0):
             self._send_on(connection, session, body)
+
+    def _send_all(self, body: FromCoordinator) -> None:
+        """To every member. One object for all streams is packed once."""
+        for presence in self._roster:
+            self._send(presence.session, body)
 
     def _send_on(self, connection: int, session: int, body: FromCoordinator) -> None:
         self._effects.append(Send(connection, Envelope(session, self.ledger.term, body)))

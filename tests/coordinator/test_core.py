@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from shoal.coordinator.core import ABANDON_PAUSE_S, FAREWELL_S, NOTICES_PER_S, SILENCE_S, Core
+from shoal.coordinator.core import ABANDON_PAUSE_S, FAREWELL_S, FEW, SILENCE_S, Core
 from shoal.coordinator.events import (
     Answer,
     Asked,
@@ -554,12 +554,12 @@ def test_who_is_heard_at_other_times_than_others_is_lost_after_its_own_silence()
 
 def test_thousands_that_come_back_are_not_all_told_of_each() -> None:
     stage = Stage(spec(1000))
-    count = 3 * NOTICES_PER_S
+    count = 10 * FEW
     peers = [stage.peer(f"peer{number}") for number in range(count)]
     for peer in peers:
         peer.dial()
     told = sum(len(peer.all(Notice)) for peer in peers)
-    while_few, when_welcomed = NOTICES_PER_S**2 // 2, count
+    while_few, when_welcomed = FEW**2 // 2, count
     assert told < while_few + 5 * when_welcomed < count**2 // 4
     stage.wait(3)
     assert {peer.last(Notice).waiting_for for peer in peers} == {f"{1000 - count} more peers"}
