@@ -204,6 +204,13 @@ class BulkPlane:
         self._frozen = FrozenStates(vault, self._workers, FROZEN_LIMIT if room is None else 1)
         self._keep_entries = keep_entries
 
+    def reconnect(self) -> None:
+        """This machine has another address: what was opened from, or to, the old one is dead. Whoever needs it opens it anew."""
+        for _, _, channel in self._channels.values():
+            self._spawn(channel.close())
+        self._channels.clear()
+        self._pushes.hang_up()
+
     async def settled(self) -> None:
         """Returns when all work on whole states that was asked for before is done."""
         await self._workers.state(lambda: None)

@@ -395,7 +395,8 @@ class Daemon:
 
     async def _dial(self, address: str) -> Line:
         """Open a stream to the coordinator, knowing where this machine is."""
-        await self._whereabouts.look(address)
+        if await self._whereabouts.look(address):
+            self._plane.reconnect()
         return await GrpcDial(self._keeper.current)(address)
 
     def _emit_link(self, event: Online | Heard | Offline) -> None:

@@ -105,6 +105,11 @@ class Pushes:
             raise UnreachableError(f"it did not dial this peer within {self._within_s:g} s") from None
         return self._streams[peer]
 
+    def hang_up(self) -> None:
+        """Close them all."""
+        for pushed in self._streams.values():
+            pushed.over.set()
+
     async def serve(self, peer: PeerId, context: Any) -> None:
         """A holder's stream, for as long as it is of use. A newer one of the same holder takes its place."""
         if (old := self._streams.get(peer)) is not None:

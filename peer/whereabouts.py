@@ -1,9 +1,9 @@
 """Where others can dial this peer, now: a laptop that wakes up in another network has another address.
 
-Rule: the address is found out anew before every stream to the coordinator is opened, and is said in that stream's Hello. One that
-this machine no longer has ends the stream that it was said on, so that the next one says where the peer is. What the volunteer
-names with --advertise, or listens on, is never replaced. Neighbours: `daemon` wires it between `session` and `engine`; whether the
-address leads here is the coordinator's to try.
+Rule: the address is found out anew before every stream to the coordinator is opened, and is said in that stream's Hello. When the
+machine loses it, that stream ends, so that the next one says where the peer is; and connections that were made from it are dead,
+though TCP takes a minute to say so. What the volunteer names with --advertise, or listens on, is never replaced. Neighbours: `daemon`
+wires it between `session` and `engine`; whether the address leads here is the coordinator's to try.
 """
 
 from __future__ import annotations
@@ -30,15 +30,19 @@ class Whereabouts:
         self._wanted, self._listen, self._port = wanted, listen, port
         self._found = bool(port) and not wanted and split_address(listen)[0] in _ANY
         self.address = advertised(wanted, listen, port, "") if port and not self._found else ""
+        self._own = ""
 
-    async def look(self, coordinator: str) -> None:
-        """Find out the address on the way to the coordinator, where it is this machine's to know. Raises UnreachableError."""
+    async def look(self, coordinator: str) -> bool:
+        """Find out this machine's address on the way to the coordinator. Whether it is another one than before. Raises
+        UnreachableError."""
+        before, self._own = self._own, await asyncio.to_thread(own_address, coordinator)
         if self._found:
-            self.address = await asyncio.to_thread(advertised, "", self._listen, self._port, coordinator)
+            self.address = join_address(self._own, self._port)
+        return before not in ("", self._own)
 
     def has_moved(self) -> bool:
         """Whether this machine no longer has the address that it found."""
-        return self._found and bool(self.address) and not is_own(split_address(self.address)[0])
+        return bool(self._own) and not is_own(self._own)
 
     async def watch(self, moved: Callable[[], None], look_s: float = LOOK_S) -> None:
         """For ever: call `moved` whenever that is so."""

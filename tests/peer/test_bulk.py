@@ -600,6 +600,26 @@ async def test_a_renewed_certificate_and_a_moved_peer_get_new_connections_and_th
     await plane.close()
 
 
+async def test_a_peer_that_moved_opens_its_connections_anew_and_ends_what_hangs_on_the_old_ones(swarm: Swarm) -> None:
+    """A donor that never answers stands for one that is beyond a dead connection: only its end can end the wait of minutes."""
+    moved, donor = await swarm(2)
+    never = asyncio.Event()
+
+    async def hang(*_: object) -> None:
+        await never.wait()
+
+    donor.plane._part = hang  # type: ignore[assignment, method-assign]
+    key, payload = PartKey(5, Section.PARAMETERS, 4), contribution(0, 4)
+    moved.plane.perform(ev.FetchPart(key, put(donor, key, payload), (donor.contact,)))
+    await moved.until(lambda: bool(donor.plane._door._calls))
+    old = moved.plane._channels[donor.me][2]
+    moved.plane.reconnect()
+    failed = await moved.wait_for(ev.PartFetchFailed)
+    assert isinstance(failed, ev.PartFetchFailed)
+    assert moved.plane._channel(donor.contact) is not old
+    never.set()
+
+
 async def test_a_ping_says_who_answers(swarm: Swarm) -> None:
     (peer, other) = await swarm(2)
     channel, call = await raw_stream(other, peer)

@@ -52,7 +52,7 @@ async def test_the_machines_own_address_is_found_out_before_each_stream(monkeypa
     here = Whereabouts("", "0.0.0.0:0", 7)
     assert here.address == ""
     for number, coordinator in enumerate(("a.example:1", "b.example:1"), 1):
-        await here.look(coordinator)
+        assert await here.look(coordinator) is (number > 1)
         assert here.address == f"10.0.0.{number}:7"
     assert asked == ["a.example:1", "b.example:1"]
 
@@ -64,7 +64,7 @@ async def test_the_machines_own_address_is_found_out_before_each_stream(monkeypa
 async def test_what_the_volunteer_says_is_never_replaced(wanted: str, listen: str, port: int, address: str) -> None:
     here = Whereabouts(wanted, listen, port)
     assert here.address == address
-    await here.look("no coordinator at all")
+    assert await here.look("127.0.0.1:1") is False
     assert here.address == address
     assert not here.has_moved()
 
@@ -81,14 +81,18 @@ def test_a_machine_knows_its_own_addresses(host: str, own: bool) -> None:
     assert is_own(host) is own
 
 
-async def test_an_address_that_the_machine_lost_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("listen", "port"), [("0.0.0.0:0", 7), ("", 0)])
+async def test_an_address_that_the_machine_lost_is_noticed(monkeypatch: pytest.MonkeyPatch, listen: str, port: int) -> None:
+    """Also by a peer that accepts no connections: those that it opened are dead."""
     monkeypatch.setattr(whereabouts, "own_address", lambda coordinator: "127.0.0.1")
-    here, lost = Whereabouts("", "0.0.0.0:0", 7), asyncio.Event()
+    here, lost = Whereabouts("", listen, port), asyncio.Event()
     assert not here.has_moved()  # none was told yet
     await here.look("c:1")
     watching = asyncio.create_task(here.watch(lost.set, look_s=0.01))
     assert not here.has_moved()
-    here.address = "192.0.2.77:7"
+    here._own = "192.0.2.77"
     async with asyncio.timeout(20):
         await lost.wait()
     watching.cancel()
+    assert await here.look("c:1") is True
+    assert not here.has_moved()

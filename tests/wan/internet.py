@@ -21,6 +21,8 @@ from pathlib import Path
 CLONE_NEWNET = 0x40000000
 HUB = "10.77.255.2"
 """This machine's address in that internet."""
+ROUTER = "10.77.255.1"
+"""The address under which homes that masquerade are seen, all of them."""
 QUEUE_MS = 200
 _TOOLS = ("ip", "tc", "iptables")
 
@@ -91,6 +93,26 @@ class Internet:
             refuse = ("-m", "conntrack", "--ctstate", "NEW", "-j", "REJECT")
             self._in(self._core, "iptables", "-A", "FORWARD", "-d", f"{net}.0/24", *refuse)
         return f"{net}.2"
+
+    def forward(self, name: str, port: int) -> str:
+        """Let the router of a home that masquerades map a port to it; where that port is reached."""
+        inside, outside = f"10.77.{list(self._homes).index(name) + 1}.2", ROUTER
+        place = ("-p", "tcp", "--dport", str(port))
+        self._in(
+            self._core, "iptables", "-t", "nat", "-A", "PREROUTING", "-d", outside, *place, "-j", "DNAT", "--to-destination", inside
+        )
+        mapped = ("-m", "conntrack", "--ctstate", "DNAT")  # and nobody who dials the home's own address
+        self._in(self._core, "iptables", "-I", "FORWARD", "-d", inside, *mapped, "-j", "ACCEPT")
+        return f"{outside}:{port}"
+
+    def move(self, name: str) -> str:
+        """Give a home another address, in the place of the first one; which."""
+        net = f"10.77.{list(self._homes).index(name) + 1}"
+        device = f"{self._tag}i{net.rpartition('.')[2]}"
+        self._in(self._homes[name], "ip", "addr", "del", f"{net}.2/24", "dev", device)
+        self._in(self._homes[name], "ip", "addr", "add", f"{net}.3/24", "dev", device)
+        self._in(self._homes[name], "ip", "route", "replace", "default", "via", f"{net}.1")
+        return f"{net}.3"
 
     def cut(self, name: str) -> None:
         """From now on every packet from and to a home is lost without a word, as behind a cable that was pulled."""
