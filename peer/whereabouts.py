@@ -2,8 +2,8 @@
 
 Rule: the address is found out anew before every stream to the coordinator is opened, and is said in that stream's Hello. When the
 machine loses it, that stream ends, so that the next one says where the peer is; and connections that were made from it are dead,
-though TCP takes a minute to say so. What the volunteer names with --advertise, or listens on, is never replaced. Neighbours: `daemon`
-wires it between `session` and `engine`; whether the address leads here is the coordinator's to try.
+though TCP takes a minute to say so. What the volunteer names with --advertise, or listens on, is never replaced. Neighbours:
+`daemon` wires it between `session` and `engine`; whether the address leads here is the coordinator's to try.
 """
 
 from __future__ import annotations
