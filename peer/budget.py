@@ -2,7 +2,8 @@
 
 Rule: a budget is kept by construction. What a run takes whatever happens (local copy, log, sums, a copy for a joiner) is computed
 before any of it is taken, and a run that does not fit is refused with have and need; the rest is what contributions may wait in,
-and those that find no room in it wait on disk (`spill`). The trainer's own memory (the model, its
+and those that find no room in it wait on disk (`spill`). Without a budget they may take as much as one encoded copy of the model,
+which only a peer that reduces more than its share, beside a slow contributor, ever needs. The trainer's own memory (the model, its
 gradients and moments) is not part of it: on a GPU it is not even this machine's. Neighbours: `daemon` asks, `vault` and `reduction`
 take.
 """
@@ -84,6 +85,12 @@ def needs(parts: Sequence[Part], send: Codec, back: Codec, entries: int, feedbac
     sums = 4 * largest * min(OPEN_SUMS + CLOSING_SUMS, len(parts)) + message * min(FRAMES_REMEMBERED, len(parts))
     waiting = min(LEAST_WAITING, len(parts)) * message
     return Needs(vault_bytes(parts, feedback), log_bytes(parts, back, entries), sums, 8 * values, waiting)
+
+
+def unbudgeted_bytes(parts: Sequence[Part], send: Codec) -> int:
+    """What contributions may take of the memory of a peer without a budget."""
+    sizes = [send.encoded_size(part.spans) for part in parts]
+    return max(sum(sizes), LEAST_WAITING * max(sizes))
 
 
 def _megabytes(size: int) -> str:

@@ -3,9 +3,9 @@
 Rule 1: effects are performed in the order given. `perform` never waits; what takes time runs in tasks and worker threads, in an
 order that keeps the promises of `events` (additions of a part in order, its closing after them, work on whole states in line).
 Rule 2: nothing fails silently. What a peer did wrong becomes an event or a counter; what we did wrong ends the daemon (`broken`).
-Rule 3: memory is bounded, whatever others send. Beside the vault there are, per value of the model: about one byte of contributions
-that wait to be added, and 8 bytes while somebody fetches the state; and a constant: sums (64 MiB), frames on their way (a few MiB
-per stream).
+Rule 3: memory is bounded, whatever others send. Beside the vault there are what `Room` gives to contributions that wait to be added
+(one byte per value of the model without a budget; more wait on disk), 8 bytes per value while somebody fetches the state; and a
+constant: sums (72 MiB), frames on their way (a few MiB per stream).
 
 Neighbours: `exchange` is one round's streams, `reduction` adds up, `frozen` serves joiners, `vault` keeps what lasts, `engine`
 decides.
@@ -181,7 +181,7 @@ class BulkPlane:
         room: Room | None = None,
     ) -> None:
         """The model is known: work with this vault and these codecs from now on, and pack frames if there is a `packer`. With
-        a `room` no more contributions wait in memory, and no more than one joiner is served at a time."""
+        a `room` no more contributions wait in memory than it says; without one, all that the plan allows."""
         if self._rounds:
             raise LocalProtocolError("a vault cannot be attached in the middle of a round")
         self._tools = Tools(
@@ -201,7 +201,7 @@ class BulkPlane:
             room,
         )
         self._reducer = Reducer(self._workers, (send_codec, return_codec), self._reduced, self._fail, added=self._added)
-        self._frozen = FrozenStates(vault, self._workers, FROZEN_LIMIT if room is None else 1)
+        self._frozen = FrozenStates(vault, self._workers, FROZEN_LIMIT if room is None else room.joiners)
         self._keep_entries = keep_entries
 
     def reconnect(self) -> None:
@@ -308,7 +308,8 @@ class BulkPlane:
         payload = exchange.hand_over(key, peer)
         if payload is None:
             raise LocalProtocolError(f"there is no contribution of {peer} to {key} to add")
-        self._summing.add(key, exchange.spans(key), self._tooled.vault.store, Addition(peer, payload, weight))
+        addition = Addition(peer, payload, weight)
+        self._summing.add(key, exchange.spans(key), self._tooled.vault.store, addition, urgent=exchange.short_of_memory)
 
     def _added(self, key: PartKey, addition: Addition) -> None:
         if exchange := self._rounds.get(key.round):

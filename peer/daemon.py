@@ -32,7 +32,7 @@ from shoal.optim.diloco import DiLoCo
 from shoal.optim.layout import ParameterLayout, Part
 from shoal.optim.strategy import Strategy
 from shoal.peer.attach import STOP_WITHIN_S, HostCallbacks, TrainerHost, TrainerSettings, VaultPlace
-from shoal.peer.budget import needs
+from shoal.peer.budget import needs, unbudgeted_bytes
 from shoal.peer.bulk import BulkPlane
 from shoal.peer.device import device_named
 from shoal.peer.engine import Engine, Introduction, Kept
@@ -551,15 +551,15 @@ class Daemon:
         packer = self._packer if spec.codec.zstd == "auto" else None
         self._plane.attach(vault, *_codecs(spec), spec.state.keep_entries, packer, self._room(vault.parts))
 
-    def _room(self, parts: Sequence[Part]) -> Room | None:
-        """Where contributions may wait, if the volunteer set a limit. Raises BudgetError when the run does not fit."""
+    def _room(self, parts: Sequence[Part]) -> Room:
+        """Where contributions may wait. Raises BudgetError when the run does not fit into what the volunteer gives."""
         assert self._spec is not None
         spec, have = self._spec, self._settings.memory_bytes
         if not have:
-            return None
+            return Room(unbudgeted_bytes(parts, _codecs(spec)[0]), self._slot.directory)
         need = needs(parts, *_codecs(spec), spec.state.keep_entries + 1, spec.codec.error_feedback)
         need.check(have)
-        return Room(have - need.fixed, self._slot.directory)
+        return Room(have - need.fixed, self._slot.directory, joiners=1)
 
     def _keep_last_copy(self) -> bool:
         """Whether the local copy is on disk now; it stays in shared memory otherwise."""

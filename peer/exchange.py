@@ -34,6 +34,7 @@ import torch
 from shoal.compression.codec import Codec, CodecError
 from shoal.compression.packing import PackingError, unpack
 from shoal.peer.events import ContributionArrived, ContributionRefused, Event, ResultArrived, StreamFailed
+from shoal.peer.frozen import FROZEN_LIMIT
 from shoal.peer.lanes import Lane
 from shoal.peer.packer import Packer
 from shoal.peer.spill import Spilled, SpillFile
@@ -84,10 +85,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Room:
-    """What contributions may take of this machine's memory (`budget`); the others wait in a file in `directory`."""
+    """What a run may take of this machine's memory (`budget`): contributions that find no room wait in a file in `directory`."""
 
     limit_bytes: int
     directory: Path
+    joiners: int = FROZEN_LIMIT
+    """How many are served the state at a time, each from a copy of its own."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ class Exchange:
     def __init__(self, plan: Plan, tools: Tools) -> None:
         self.plan = plan
         self.tools = tools
+        self._ids = (tools.run, plan.term, plan.group, plan.fragment, plan.round)
         self.weights = {entry.peer: entry.weight for entry in plan.contributions}
         self.outbound: dict[PeerId, Outbound] = {}
         self.inbound: dict[PeerId, Inbound] = {}
@@ -185,9 +189,7 @@ class Exchange:
 
     def header(self, key: PartKey, weight: int = 0, packed: bool = False) -> FrameHeader:
         """What a frame of this round says about itself."""
-        plan, run = self.plan, self.tools.run
-        names = (run, plan.term, plan.group, plan.fragment, plan.round)
-        return FrameHeader(*names, key.section, key.part, key.attempt, weight, packed)
+        return FrameHeader(*self._ids, key.section, key.part, key.attempt, weight, packed)
 
     def frame(self, kind: str, key: PartKey, payload: bytes | memoryview | bytearray, weight: int = 0, pack: bool = False) -> bytes:
         """In a worker thread: a payload, framed; packed if that is wanted and makes it smaller. `kind`: what packing is measured
@@ -234,8 +236,10 @@ class Exchange:
 
     def mismatch(self, header: FrameHeader) -> str:
         """Which id of a frame is not this round's, or ""."""
-        mine = self.header(header.key)
-        return next((name for name in _ROUND_IDS if getattr(header, name) != getattr(mine, name)), "")
+        theirs = (header.run, header.term, header.group, header.fragment, header.round)
+        if theirs == self._ids:
+            return ""
+        return next(name for name, mine, other in zip(_ROUND_IDS, self._ids, theirs, strict=True) if mine != other)
 
     # --- as contributor ---------------------------------------------------------------------------------------------------------
 
@@ -373,6 +377,12 @@ class Exchange:
                 LOG.warning("contributions take more memory than they may: %s: %s", room.directory, error.strerror or error)
         self.in_memory += len(payload)
         return payload
+
+    @property
+    def short_of_memory(self) -> bool:
+        """Whether contributions are to be added as soon as they may, to make room for others."""
+        room = self.tools.room
+        return room is not None and 2 * self.in_memory > room.limit_bytes
 
     def _forget(self, payload: memoryview | Spilled) -> None:
         """What `_placed` gave is not needed any more."""

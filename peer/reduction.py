@@ -5,6 +5,8 @@ weight, in fp32, and everybody, the reducer included, uses what the encoded resu
 Rule 2: memory is bounded. A contribution waits encoded (about a byte per value); a sum (4 bytes per value) exists only while a part
 is being added up, and at most `open_limit` sums exist at once. Beyond that, additions wait for a part to close; a part of which
 everything is here has a few places more, so that sums that wait for others never keep it from closing.
+Rule 3: a sum is begun late. Additions wait for the part to close, or until they take as much memory as the sum, or are urgent:
+then most parts are added up at one go, in memory that is still in the processor's cache from the part before.
 
 Neighbours: `bulk` receives contributions and asks for additions as the engine decides; `compression.codec` does the arithmetic.
 """
@@ -58,8 +60,11 @@ class _Sum:
     store: PartStore
     todo: list[Addition | float] = field(default_factory=list)
     """Additions; at the end, once it is known, the divisor."""
+    waiting: int = 0
+    """Bytes of additions that may wait for others."""
+    admitted: bool = False
+    """Whether it counts among the sums that exist."""
     memory: torch.Tensor | None = None
-    fresh: bool = True
     running: bool = False
     dropped: bool = False
 
@@ -96,16 +101,18 @@ class Reducer:
 
     @property
     def open_sums(self) -> int:
-        """Sums that exist now."""
+        """Sums that exist now, or for which a thread was asked."""
         return self._open
 
-    def add(self, key: PartKey, spans: tuple[int, ...], store: PartStore, addition: Addition) -> None:
-        """Add a contribution after those that were asked for before."""
+    def add(self, key: PartKey, spans: tuple[int, ...], store: PartStore, addition: Addition, urgent: bool = True) -> None:
+        """Add a contribution after those that were asked for before. `urgent`: now, because its bytes are in the way."""
         part = self._sums.setdefault(key, _Sum(key, spans, store))
         if part.closing:
             raise LocalProtocolError(f"an addition to {key} after it was closed")
         part.todo.append(addition)
-        self._pump(part)
+        part.waiting += len(addition.payload)
+        if urgent or part.waiting >= 4 * sum(spans):
+            self._pump(part)
 
     def close(self, key: PartKey, spans: tuple[int, ...], store: PartStore, divisor: float) -> None:
         """Divide and encode once the additions are done; the result goes to the store, then `closed` hears of it."""
@@ -127,26 +134,27 @@ class Reducer:
     def _pump(self, part: _Sum) -> None:
         if part.running or not part.todo:
             return
-        if part.memory is None:
+        if not part.admitted:
             queue, limit = (self._waiting_to_close, CLOSING_SUMS) if part.closing else (self._waiting, 0)
             if self._open >= self._open_limit + limit:
                 if part not in queue:
                     queue.append(part)
                 return
             self._open += 1
-            size = sum(part.spans)
-            fitting = next((i for i, spare in enumerate(self._spare) if spare.numel() >= size), None)
-            part.memory = torch.empty(size) if fitting is None else self._spare.pop(fitting)
+            part.admitted = True
         todo, part.todo = part.todo, []
+        part.waiting = 0
         part.running = True
-        job = self._workers.part(self._work, part, part.memory[: sum(part.spans)], todo)
+        job = self._workers.part(self._work, part, todo)
         job.add_done_callback(lambda done: self._worked(part, todo, done))
 
-    def _work(self, part: _Sum, total: torch.Tensor, todo: list[Addition | float]) -> Reduced | None:
+    def _work(self, part: _Sum, todo: list[Addition | float]) -> Reduced | None:
         """In a worker thread: everything that could be done on this part when the thread was asked."""
-        if part.fresh:
-            total.zero_()
-            part.fresh = False
+        size = sum(part.spans)
+        if part.memory is None:
+            part.memory = self._memory(size)
+            part.memory[:size].zero_()
+        total = part.memory[:size]
         for step in todo:
             if isinstance(step, Addition):
                 payload = step.payload.read() if isinstance(step.payload, Spilled) else step.payload
@@ -156,8 +164,23 @@ class Reducer:
             encoded = self._return_codec.encode(total, part.spans)
             digest = hashlib.sha256(encoded).digest()
             part.store.put(part.key, digest, memoryview(encoded))
+            self._give_back(part)
             return Reduced(digest, encoded)
         return None
+
+    def _memory(self, size: int) -> torch.Tensor:
+        """Memory for a sum: what was used last, if there is any and it is large enough. Any thread may ask."""
+        try:
+            spare = self._spare.pop()
+        except IndexError:
+            return torch.empty(size)
+        return spare if spare.numel() >= size else torch.empty(size)
+
+    def _give_back(self, part: _Sum) -> None:
+        """Keep a sum's memory for the next one."""
+        if part.memory is not None and len(self._spare) < self._open_limit:
+            self._spare.append(part.memory)
+        part.memory = None
 
     def _worked(self, part: _Sum, todo: list[Addition | float], done: asyncio.Future[Reduced | None]) -> None:
         part.running = False
@@ -179,12 +202,11 @@ class Reducer:
             self._pump(part)
 
     def _free(self, part: _Sum) -> None:
-        """Give the sum's memory back, and let the parts that waited for some go on."""
-        if part.memory is not None:
+        """Give the sum's place back, and let the parts that waited for one go on."""
+        self._give_back(part)
+        if part.admitted:
             self._open -= 1
-            if len(self._spare) < self._open_limit:
-                self._spare.append(part.memory)
-            part.memory = None
+            part.admitted = False
         while self._waiting_to_close and self._open < self._open_limit + CLOSING_SUMS:
             self._pump(self._waiting_to_close.popleft())
         while self._waiting and self._open < self._open_limit:

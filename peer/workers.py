@@ -8,11 +8,13 @@ asked first is done first, and no two of them overlap. Neighbour: `bulk` hands t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -34,22 +36,73 @@ def settle_daemon_process() -> None:
     gc.freeze()
 
 
+class _Pool:
+    """Threads that take work in the order in which it was given. A ThreadPoolExecutor does the same for an event loop through a
+    second future, two locks and two more callbacks per piece of work, which is felt where work comes in thousands of pieces."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._queue: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
+        self._threads = [threading.Thread(target=self._run, name=f"{name}-{index}", daemon=True) for index in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """What the work returns or raises; cancelled before it has begun it is not done."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._queue.put((work, done))
+        return done
+
+    def close(self) -> None:
+        """Drop work that has not begun and wait for what has."""
+        while not self._queue.empty():
+            if (dropped := self._queue.get()) is not None and not dropped[1].get_loop().is_closed():
+                dropped[1].cancel()
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (given := self._queue.get()) is not None:
+            work, done = given
+            if not done.cancelled():
+                result, error = None, None
+                try:
+                    result = work()
+                except BaseException as raised:  # noqa: BLE001 - it is whoever waits who gets it
+                    error = raised
+                with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                    done.get_loop().call_soon_threadsafe(_settle, done, result, error)
+                del result, error
+            del given, work, done  # not to be held until the next one comes
+
+
+def _settle(done: asyncio.Future[T], result: T, error: BaseException | None) -> None:
+    """On the event loop."""
+    if done.cancelled():
+        return
+    if error is None:
+        done.set_result(result)
+    else:
+        done.set_exception(error)
+
+
 class Workers:
     """The threads of one daemon."""
 
     def __init__(self, threads: int | None = None) -> None:
-        self._parts = ThreadPoolExecutor(threads or part_threads(), thread_name_prefix="shoal-part")
-        self._state = ThreadPoolExecutor(1, thread_name_prefix="shoal-state")
+        self._parts = _Pool(threads or part_threads(), "shoal-part")
+        self._state = _Pool(1, "shoal-state")
 
     def part(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Run work on one part; several run at once."""
-        return asyncio.get_running_loop().run_in_executor(self._parts, lambda: work(*args, **kwargs))
+        return self._parts.submit(lambda: work(*args, **kwargs))
 
     def state(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Run work on the whole shared state, after all such work that was asked for before."""
-        return asyncio.get_running_loop().run_in_executor(self._state, lambda: work(*args, **kwargs))
+        return self._state.submit(lambda: work(*args, **kwargs))
 
     def close(self) -> None:
         """Drop work that has not begun and wait for what has."""
         for pool in (self._parts, self._state):
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.close()

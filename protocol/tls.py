@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import grpc
@@ -54,6 +55,7 @@ class Credential:
         return read_certificate(self.certificate)
 
 
+@lru_cache(maxsize=256)  # every stream of every round asks, and most of them show the same few
 def read_certificate(pem: bytes) -> Caller:
     """Name, rights and dates in a certificate, which this does not verify. Raises IdentityError."""
     if len(pem) > CERTIFICATE_LIMIT_BYTES:

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.compression.codec import codec
 from shoal.optim.layout import Part
-from shoal.peer.budget import BudgetError, Needs, needs, parse_size
+from shoal.peer.budget import BudgetError, Needs, needs, parse_size, unbudgeted_bytes
 from shoal.peer.vault import Vault
 
 INT8, RAW = codec("int8", 64), codec("raw")
@@ -55,6 +55,12 @@ def test_what_waits_and_what_is_added_up_is_counted_by_the_larger_codec() -> Non
     assert narrow.sums == 9 * 4000 + 9 * INT8.encoded_size((700, 300))
     assert narrow.joiner == 8 * 9000
     assert narrow.total == narrow.fixed + narrow.waiting
+
+
+def test_without_a_budget_contributions_may_take_one_encoded_copy_of_the_model_but_not_less_than_is_of_use() -> None:
+    message = INT8.encoded_size((700, 300))
+    assert unbudgeted_bytes(PARTS, INT8) == 16 * message
+    assert unbudgeted_bytes([*PARTS, *PARTS], INT8) == 18 * message
 
 
 def test_a_run_that_does_not_fit_is_refused_with_have_and_need_and_one_that_does_is_not() -> None:

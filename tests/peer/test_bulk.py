@@ -272,7 +272,7 @@ async def test_contributions_that_find_no_room_in_memory_wait_on_disk_and_nobody
     peers = await swarm(3, limits=QUICK)
     one = peers[0]
     message = len(contribution(2, 0))
-    one.plane.attach(one.vault, INT8, INT8, room=Room(2 * message, tmp_path))
+    one.plane.attach(one.vault, INT8, INT8, room=Room(2 * message, tmp_path, joiners=1))
     publish(peers)
     plan = plan_for(peers, 1, (1, 1, 1), [Share(one.contact, Section.PARAMETERS, 0, len(PARTS))])
     for peer in (one, peers[2]):

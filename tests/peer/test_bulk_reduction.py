@@ -116,6 +116,32 @@ async def test_sums_beyond_the_limit_wait_encoded_and_all_parts_close(workers: W
         assert torch.equal(FP32.decode(said.parts[key(part)].payload, SPANS), (values(part % 3) + values(3)) / 2.0)
 
 
+async def test_additions_that_are_not_urgent_wait_for_the_part_to_close_or_for_as_many_as_a_sum_takes(
+    workers: Workers, store: PartStore
+) -> None:
+    """An encoded contribution takes about a byte per value, a sum four."""
+    int8 = codec("int8", 64)
+    said = Closed()
+    reducer = Reducer(workers, (int8, FP32), said.closed, said.failed)
+    for seed in range(3):
+        reducer.add(key(0), SPANS, store, addition(seed, 1, int8), urgent=False)
+        assert reducer.open_sums == 0
+    reducer.add(key(1), SPANS, store, addition(0, 1, int8), urgent=False)
+    reducer.add(key(0), SPANS, store, addition(3, 1, int8), urgent=False)
+    assert reducer.open_sums == 1
+    reducer.add(key(1), SPANS, store, addition(1, 1, int8))
+    assert reducer.open_sums == 2
+    reducer.add(key(0), SPANS, store, addition(4, 1, int8), urgent=False)
+    for part in range(2):
+        reducer.close(key(part), SPANS, store, 1.0)
+    await said.heard(2)
+    for part, seeds in enumerate((range(5), range(2))):
+        total = torch.zeros(50)
+        for seed in seeds:
+            int8.decode_add(int8.encode(values(seed), SPANS), SPANS, total, 1.0)
+        assert bytes(said.parts[key(part)].payload) == total.numpy().tobytes()
+
+
 async def test_a_sum_starts_from_zero_in_memory_that_was_used_before(workers: Workers, store: PartStore) -> None:
     said = Closed()
     reducer = Reducer(workers, (FP32, FP32), said.closed, said.failed, open_limit=1)
