@@ -66,7 +66,6 @@ from shoal.coordinator.records import (
     Spent,
     TermRaised,
     WorkReported,
-    brief,
 )
 from shoal.coordinator.roster import Presence, Roster, Standing
 from shoal.coordinator.rounds import Round, RoundState, plan_order
@@ -96,6 +95,7 @@ from shoal.protocol.admin import (
     Stop,
     Unban,
 )
+from shoal.protocol.entries import brief, whole_catch_up, whole_commit
 from shoal.protocol.messages import (
     NO_SESSION,
     NO_VERSION,
@@ -171,6 +171,8 @@ BANS_LIMIT = 10_000
 """Banned identities; every peer keeps the list."""
 _SINCE_MINOR: dict[type, int] = {Leave: 1, Barred: 1, Reachability: 2}
 """Messages that peers of an older minor version do not know, and are not sent."""
+BRIEF_SINCE_MINOR = 2
+"""Peers of an older minor version want each part of an entry to say who is in it."""
 
 
 class Core:
@@ -1119,6 +1121,7 @@ class Core:
         assert round_.decided_at is not None
         contributions = tuple(round_.contributors())
         slots = sorted(round_.reducer_of, key=lambda slot: (slot[0].value, slot[1]))
+        parts, inclusions = brief(round_.decisions[slot] for slot in slots)
         length = spec.data.sequence_length
         spent = tuple(Spent(round_.sessions[c.peer], c.weight // length, c.weight) for c in contributions)
         included = {item.session for item in spent}
@@ -1131,7 +1134,7 @@ class Core:
             round_.opened.group,
             round_.opened.fragment,
             round_.opened.base,
-            (),
+            parts,
             contributions,
             spent,
             ledger.committed_tokens + sum(item.weight for item in spent),
@@ -1143,7 +1146,7 @@ class Core:
             expectations.plan_bytes(round_.plan, ledger.origin.layout.values if ledger.origin else 0, spec),
             self._showings(round_),
             round_.deadlines,
-            *brief((round_.decisions[slot] for slot in slots), contributions),
+            inclusions,
         )
         for share in round_.reducer_of.values():
             member = ledger.member_of(share.reducer.peer)
@@ -1369,17 +1372,21 @@ class Core:
             record.group,
             record.fragment,
             record.base,
-            record.decisions,
+            record.parts,
             record.committed_tokens,
             record.outer_lr,
             record.outer_momentum,
             contacts,
+            record.inclusions,
         )
 
     def _send(self, session: int, body: FromCoordinator) -> None:
         connection = self._roster.connection_of(session)
-        if connection is not None and self._roster[session].minor >= _SINCE_MINOR.get(type(body), 0):
-            self._send_on(connection, session, body)
+        if connection is None or self._roster[session].minor < _SINCE_MINOR.get(type(body), 0):
+            return
+        if self._roster[session].minor < BRIEF_SINCE_MINOR:
+            body = whole_commit(body) if isinstance(body, Commit) else whole_catch_up(body) if isinstance(body, CatchUp) else body
+        self._send_on(connection, session, body)
 
     def _send_all(self, body: FromCoordinator) -> None:
         """To every member. One object for all streams is packed once."""

@@ -6,10 +6,10 @@ their fields never change meaning; a new fact is a new field with a default.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shoal.protocol.messages import Contribution, Decision, Layout, PeerId, Section, Span
+from shoal.protocol.entries import whole
+from shoal.protocol.messages import Contribution, Decision, Inclusion, Layout, PeerId, Span
 
 
 @dataclass(frozen=True)
@@ -136,19 +136,6 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class PartDecided:
-    """One part of an entry: a `Decision` whose contributors are those of one of the entry's `inclusions`. Thousands of parts mostly
-    have the same ones."""
-
-    section: Section
-    part: int
-    attempt: int
-    digest: bytes
-    inclusion: int
-    divisor: float
-
-
-@dataclass(frozen=True)
 class RoundCommitted:
     """Log entry: the only thing that moves shared state."""
 
@@ -158,7 +145,7 @@ class RoundCommitted:
     fragment: int
     base: int
     parts: tuple[Decision, ...]
-    """Of early journals; empty in others, where `decided` says it. `decisions` are either."""
+    """In brief: `decisions` are the whole."""
     contributions: tuple[Contribution, ...]
     """Everybody in at least one part."""
     spent: tuple[Spent, ...]
@@ -172,33 +159,13 @@ class RoundCommitted:
     """What its members had to send together by its plan."""
     showings: tuple[Showing, ...] = ()
     limits: Limits = Limits()
-    decided: tuple[PartDecided, ...] = ()
-    inclusions: tuple[tuple[int, ...], ...] = ()
-    """Each combination of contributors that some part has, in plan order, as places in `contributions`."""
+    inclusions: tuple[Inclusion, ...] = ()
+    """Who is in which parts; empty in early journals, whose parts say it themselves."""
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """What each part is."""
-        peers = [tuple(self.contributions[place].peer for place in places) for places in self.inclusions]
-        return self.parts or tuple(
-            Decision(part.section, part.part, part.attempt, part.digest, peers[part.inclusion], part.divisor)
-            for part in self.decided
-        )
-
-
-def brief(
-    decisions: Iterable[Decision], contributions: Sequence[Contribution]
-) -> tuple[tuple[PartDecided, ...], tuple[tuple[int, ...], ...]]:
-    """`decided` and `inclusions` of an entry."""
-    place = {contribution.peer: at for at, contribution in enumerate(contributions)}
-    known: dict[tuple[PeerId, ...], int] = {}
-    decided = tuple(
-        PartDecided(
-            each.section, each.part, each.attempt, each.digest, known.setdefault(each.contributors, len(known)), each.divisor
-        )
-        for each in decisions
-    )
-    return decided, tuple(tuple(place[peer] for peer in peers) for peers in known)
+        """The parts, each with its contributors."""
+        return whole(self.parts, self.inclusions)
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ from shoal.peer.events import (
     WrapUp,
 )
 from shoal.peer.roundbook import OwnPart, RoundBook
+from shoal.protocol.entries import whole_commit
 from shoal.protocol.messages import (
     NO_SESSION,
     NO_VERSION,
@@ -536,6 +537,7 @@ class Engine:
             self._take_commit(commit)
 
     def _take_commit(self, commit: Commit) -> None:
+        commit = whole_commit(commit)
         self.newest = max(self.newest, commit.version)
         if commit.version > self.version and self._applying != commit:
             self._commits[commit.version] = commit

@@ -422,7 +422,17 @@ class Decision:
     attempt: int
     digest: bytes
     contributors: tuple[PeerId, ...]
+    """Empty: those of an inclusion of the entry (see `entries`)."""
     divisor: float
+    inclusion: int = 0
+    """Which one, if so."""
+
+
+@dataclass(frozen=True)
+class Inclusion:
+    """Who is in some parts of an entry, in plan order."""
+
+    peers: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True)
@@ -441,6 +451,7 @@ class Commit:
     outer_momentum: float
     contacts: tuple[Contact, ...] = ()
     """Members that held every part when the message was sent."""
+    inclusions: tuple[Inclusion, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -398,23 +398,31 @@ class ContributorLost(_message.Message):
     def __init__(self, round: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("section", "part", "attempt", "digest", "contributors", "divisor")
+    __slots__ = ("section", "part", "attempt", "digest", "contributors", "divisor", "inclusion")
     SECTION_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
     DIVISOR_FIELD_NUMBER: _ClassVar[int]
+    INCLUSION_FIELD_NUMBER: _ClassVar[int]
     section: Section
     part: int
     attempt: int
     digest: bytes
     contributors: _containers.RepeatedScalarFieldContainer[str]
     divisor: float
-    def __init__(self, section: _Optional[_Union[Section, str]] = ..., part: _Optional[int] = ..., attempt: _Optional[int] = ..., digest: _Optional[bytes] = ..., contributors: _Optional[_Iterable[str]] = ..., divisor: _Optional[float] = ...) -> None: ...
+    inclusion: int
+    def __init__(self, section: _Optional[_Union[Section, str]] = ..., part: _Optional[int] = ..., attempt: _Optional[int] = ..., digest: _Optional[bytes] = ..., contributors: _Optional[_Iterable[str]] = ..., divisor: _Optional[float] = ..., inclusion: _Optional[int] = ...) -> None: ...
+
+class Inclusion(_message.Message):
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("version", "round", "group", "fragment", "base", "parts", "committed_tokens", "outer_lr", "outer_momentum", "contacts")
+    __slots__ = ("version", "round", "group", "fragment", "base", "parts", "committed_tokens", "outer_lr", "outer_momentum", "contacts", "inclusions")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -425,6 +433,7 @@ class Commit(_message.Message):
     OUTER_LR_FIELD_NUMBER: _ClassVar[int]
     OUTER_MOMENTUM_FIELD_NUMBER: _ClassVar[int]
     CONTACTS_FIELD_NUMBER: _ClassVar[int]
+    INCLUSIONS_FIELD_NUMBER: _ClassVar[int]
     version: int
     round: int
     group: int
@@ -435,7 +444,8 @@ class Commit(_message.Message):
     outer_lr: float
     outer_momentum: float
     contacts: _containers.RepeatedCompositeFieldContainer[Contact]
-    def __init__(self, version: _Optional[int] = ..., round: _Optional[int] = ..., group: _Optional[int] = ..., fragment: _Optional[int] = ..., base: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., committed_tokens: _Optional[int] = ..., outer_lr: _Optional[float] = ..., outer_momentum: _Optional[float] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ...) -> None: ...
+    inclusions: _containers.RepeatedCompositeFieldContainer[Inclusion]
+    def __init__(self, version: _Optional[int] = ..., round: _Optional[int] = ..., group: _Optional[int] = ..., fragment: _Optional[int] = ..., base: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., committed_tokens: _Optional[int] = ..., outer_lr: _Optional[float] = ..., outer_momentum: _Optional[float] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ..., inclusions: _Optional[_Iterable[_Union[Inclusion, _Mapping]]] = ...) -> None: ...
 
 class Abandoned(_message.Message):
     __slots__ = ("round", "reason")

@@ -61,6 +61,7 @@ from shoal.protocol.admin import (
     Status,
     Stop,
 )
+from shoal.protocol.entries import whole_commit
 from shoal.protocol.messages import (
     NO_SESSION,
     NO_VERSION,
@@ -885,7 +886,7 @@ def test_a_round_commits_when_everybody_holds_every_part() -> None:
     assert commit == ada.last(Commit)
     assert (commit.version, commit.round, commit.base, commit.committed_tokens) == (1, 0, 0, 80)
     assert (commit.outer_lr, commit.outer_momentum) == (0.7, 0.9)
-    assert [(part.part, part.digest, part.contributors, part.divisor) for part in commit.parts] == [
+    assert [(part.part, part.digest, part.contributors, part.divisor) for part in whole_commit(commit).parts] == [
         (part, digest(part), ("ada", "bob"), 80.0) for part in range(PARTS)
     ]
     assert commit.contacts == (Contact("ada", "ada:1"), Contact("bob", "bob:1"))

@@ -26,6 +26,7 @@ from shoal.coordinator.records import (
     TermRaised,
 )
 from shoal.peer.events import Effect, Event, FetchState, HangUp, Tell, Train
+from shoal.protocol.entries import whole_commit
 from shoal.protocol.messages import (
     NO_SESSION,
     NO_VERSION,
@@ -347,7 +348,14 @@ class Judge:
         if record is None:
             self.fail(f"entry {commit.version} was announced before it was journaled")
             return
-        said = (commit.round, commit.base, commit.parts, commit.committed_tokens, commit.outer_lr, commit.outer_momentum)
+        said = (
+            commit.round,
+            commit.base,
+            whole_commit(commit).parts,
+            commit.committed_tokens,
+            commit.outer_lr,
+            commit.outer_momentum,
+        )
         if said != (record.round, record.base, record.decisions, record.committed_tokens, record.outer_lr, record.outer_momentum):
             self.fail(f"entry {commit.version} was announced with other content than was journaled")
 
