@@ -4,8 +4,9 @@
     10.77.k.2                  10.77.k.1      10.77.255.1    10.77.255.2
 
 Rule: processes are started *in* a home (`inside`), and everything that speaks gRPC in this process stays outside, because threads
-keep the namespace that they were made in. Rates are shaped by the kernel's token bucket (`tc tbf`); delay is not emulated. Needs
-root, iproute2 and iptables.
+keep the namespace that they were made in. Rates are shaped by the kernel's token bucket (`tc tbf`). A home that is far away has, in
+the place of the veth pair, two TUN devices and a `forwarder` between them, which shapes and delays. Needs root, iproute2 and
+iptables.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ import ctypes
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from tests.wan import forwarder
+from tests.wan.forwarder import open_tun
 
 CLONE_NEWNET = 0x40000000
 HUB = "10.77.255.2"
@@ -34,6 +39,8 @@ def why_not() -> str:
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
         return f"{', '.join(missing)} not installed"
+    if not Path("/dev/net/tun").exists():
+        return "no TUN devices here (/dev/net/tun)"
     probe = subprocess.run(["ip", "netns", "add", "shoal-probe"], capture_output=True, text=True, check=False)
     subprocess.run(["ip", "netns", "del", "shoal-probe"], capture_output=True, check=False)
     return f"no network namespaces here: {probe.stderr.strip()}" if probe.returncode else ""
@@ -46,6 +53,7 @@ class Internet:
         self._tag = f"sh{os.getpid() % 100_000}"
         self._core = f"{self._tag}core"
         self._homes: dict[str, str] = {}
+        self._wires: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Internet:
         try:
@@ -68,22 +76,28 @@ class Internet:
         _run("ip", "route", "replace", "10.77.0.0/16", "via", "10.77.255.1")
 
     def __exit__(self, *_: object) -> None:
+        for wire in self._wires:
+            wire.communicate()
         for namespace in (*self._homes.values(), self._core):
             subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
         subprocess.run(["ip", "link", "del", f"{self._tag}h"], capture_output=True, check=False)
 
-    def home(self, name: str, mbit: float = 0.0, masquerade: bool = False) -> str:
-        """A new home; its address. `mbit`: what its link carries each way, 0 as much as there is. With `masquerade` it can dial
-        out, and nobody can dial in."""
+    def home(self, name: str, mbit: float = 0.0, masquerade: bool = False, delay_ms: float = 0.0) -> str:
+        """A new home; its address. `mbit`: what its link carries each way, 0 as much as there is. `delay_ms`: how long its link
+        takes, each way, so that between two such homes a round trip is four times that. With `masquerade` it can dial out, and
+        nobody can dial in."""
         number = len(self._homes) + 1
         namespace = self._homes[name] = f"{self._tag}n{number}"
         inner, outer, net = f"{self._tag}i{number}", f"{self._tag}o{number}", f"10.77.{number}"
         _run("ip", "netns", "add", namespace)
-        _run("ip", "link", "add", outer, "netns", self._core, "type", "veth", "peer", "name", inner, "netns", namespace)
+        if delay_ms:
+            self._stretch((inner, namespace), (outer, self._core), mbit, delay_ms)
+        else:
+            _run("ip", "link", "add", outer, "netns", self._core, "type", "veth", "peer", "name", inner, "netns", namespace)
         for where, device, address in ((namespace, inner, f"{net}.2"), (self._core, outer, f"{net}.1")):
             self._in(where, "ip", "addr", "add", f"{address}/24", "dev", device)
             self._in(where, "ip", "link", "set", device, "up")
-            if mbit:
+            if mbit and not delay_ms:
                 shape = ("rate", f"{mbit:g}mbit", "burst", f"{max(16_000, round(mbit * 1250))}", "latency", f"{QUEUE_MS}ms")
                 self._in(where, "tc", "qdisc", "add", "dev", device, "root", "tbf", *shape)
         self._in(namespace, "ip", "link", "set", "lo", "up")
@@ -113,6 +127,20 @@ class Internet:
         self._in(self._homes[name], "ip", "addr", "add", f"{net}.3/24", "dev", device)
         self._in(self._homes[name], "ip", "route", "replace", "default", "via", f"{net}.1")
         return f"{net}.3"
+
+    def _stretch(self, home: tuple[str, str], core: tuple[str, str], mbit: float, delay_ms: float) -> None:
+        """A long wire between two new devices (name, namespace)."""
+        ends = []
+        try:
+            for device, namespace in (home, core):
+                ends.append(open_tun(device))
+                _run("ip", "link", "set", device, "netns", namespace)
+            numbers = (*ends, mbit * 125_000, delay_ms / 1000, QUEUE_MS / 1000)
+            command = [sys.executable, forwarder.__file__, *map(str, numbers)]
+            self._wires.append(subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=ends))
+        finally:
+            for end in ends:
+                os.close(end)
 
     def cut(self, name: str) -> None:
         """From now on every packet from and to a home is lost without a word, as behind a cable that was pulled."""
