@@ -123,6 +123,7 @@ from shoal.protocol.messages import (
     Hello,
     Leave,
     Locate,
+    Measure,
     Notice,
     Open,
     PartClosed,
@@ -155,6 +156,10 @@ LOOK_S = 0.25
 """How often heartbeats make the coordinator add up what the members have trained."""
 LARGEST_NORM = 1e12
 """A claim beyond that is shown as that."""
+MEASURED_FROM = 4 << 20
+"""Parameters of a model from which it pays to know the links before its first exchange."""
+MEASURE_S = 12.0
+"""How long a member may take to measure its link, and to say so."""
 NAMED = 5
 """Members that a wait names; the others are counted."""
 FEW = 32
@@ -169,7 +174,7 @@ SEND_OFF_S = 30.0
 """How long a drained member may take to say goodbye."""
 BANS_LIMIT = 10_000
 """Banned identities; every peer keeps the list."""
-_SINCE_MINOR: dict[type, int] = {Leave: 1, Barred: 1, Reachability: 2}
+_SINCE_MINOR: dict[type, int] = {Leave: 1, Barred: 1, Reachability: 2, Measure: 2}
 """Messages that peers of an older minor version do not know, and are not sent."""
 BRIEF_SINCE_MINOR = 2
 """Peers of an older minor version want each part of an entry to say who is in it."""
@@ -210,6 +215,8 @@ class Core:
         self._clock = 0.0
         self._vigil_at = math.inf
         """Nobody is lost before. Whoever is heard is lost later, so that this may be too early, and is never too late."""
+        self._measuring: tuple[int, float] | None = None
+        """The session that measures its link, and by when."""
         self.stale = 0
         """Messages dropped because their session, term or round was over."""
 
@@ -321,6 +328,8 @@ class Core:
                 self.stale += 1
             case Heartbeat():
                 presence.heartbeat, presence.beat_at = gathering.with_usable_speed(body), now
+                if self._measuring is not None:
+                    self._measure_next(now)
                 if self.round is not None and self.spec.round.stop == "samples":
                     self.round.look_again_at = min(self.round.look_again_at, self.round.looked_at + LOOK_S)
             case StateReady():
@@ -566,11 +575,29 @@ class Core:
         if presence.standing is not Standing.ACTIVE:
             presence.standing = Standing.ACTIVE
             self._rejoin_round(presence)
+            self._measure_next(now)
             for seeker in sorted(self._seekers):
                 other = self._roster[seeker]
                 self._locate(other, Locate(other.version), now)
         if ledger.ended is not None:
             self._send(session, Finish(ledger.version, ledger.ended.reason))
+
+    def _measure_next(self, now: float) -> None:
+        """Have one link after the other measured that nothing tells of yet: two at once would share one. Not for models that are
+        exchanged sooner than that takes."""
+        if self._measuring is not None:
+            session, until = self._measuring
+            beat = self._roster[session].heartbeat if session in self._roster else None
+            if beat is not None and not (beat.up_bytes_s and beat.down_bytes_s) and now < until:
+                return
+            self._measuring = None
+        origin = self.ledger.origin
+        found = self._roster.unmeasured() if origin is not None and origin.layout.values >= MEASURED_FROM else None
+        if found is not None:
+            presence, fellow = found
+            presence.asked_to_measure = True
+            self._measuring = (presence.session, now + MEASURE_S)
+            self._send(presence.session, Measure(fellow))
 
     def _origin_is_open(self, session: int, said: StateReady) -> bool:
         """Version 0 is still anybody's: nobody built it, or nobody is left who could hand it over."""

@@ -18,6 +18,10 @@ PUSHES_SINCE = 1
 """The minor version of the protocol that brought Push."""
 
 
+MEASURES_SINCE = 2
+"""The one that brought Measure."""
+
+
 class Standing(enum.Enum):
     """What a session can be asked to do."""
 
@@ -55,6 +59,8 @@ class Presence:
     """Minor version of the protocol that it speaks."""
     sent_off_at: float | None = None
     """When it was told to leave, because an operator drains it: no further round counts on it."""
+    asked_to_measure: bool = False
+    """What its link carries: it is asked once."""
     way: Way = field(default_factory=Way)
     complaints: set[PeerId] = field(default_factory=set)
     """Who could not reach this peer's address; the word of who is gone does not count."""
@@ -63,6 +69,11 @@ class Presence:
     def sent_off(self) -> bool:
         """Whether it was told to leave."""
         return self.sent_off_at is not None
+
+
+def _rates(presence: Presence) -> tuple[float, float]:
+    """What it says that its link carries; 0 where it does not know."""
+    return presence.heartbeat.up_bytes_s, presence.heartbeat.down_bytes_s
 
 
 class Roster:
@@ -142,6 +153,18 @@ class Roster:
             return True
         complainers = complaints & {self.peer(p.session) for p in self}
         return 2 * len(complainers) < max(2, len(self.active()) - 1)
+
+    def unmeasured(self) -> tuple[Presence, Contact] | None:
+        """Somebody whose link nothing tells of yet, and the fellow with whom it can be measured best: of those that are proven
+        the one with the fastest link that is known."""
+        able = [p for p in self._active() if self.dialable(p.session)]
+        for seeker in self._active():
+            if seeker.asked_to_measure or seeker.minor < MEASURES_SINCE or all(_rates(seeker)):
+                continue
+            if others := [p for p in able if p is not seeker]:
+                best = max(others, key=lambda p: (p.way.reach is Reach.PROVEN, min(_rates(p)), -p.session))
+                return seeker, Contact(self.peer(best.session), self.address(best.session))
+        return None
 
     def contacts(
         self, seeker: int, failed: tuple[PeerId, ...] = (), only_active: bool = True, among: set[int] | None = None

@@ -46,6 +46,7 @@ from shoal.peer.events import (
     HashState,
     KeepSession,
     LinkMeasured,
+    MeasureLink,
     PartFetchFailed,
     PartReduced,
     PushTo,
@@ -60,6 +61,7 @@ from shoal.peer.exchange import Exchange, Inbound, Limits, Room, Tools
 from shoal.peer.frozen import FROZEN_LIMIT, FrozenStates
 from shoal.peer.lanes import Lane
 from shoal.peer.packer import Packer
+from shoal.peer.probe import measure
 from shoal.peer.pushes import Pushes
 from shoal.peer.reduction import Addition, Reduced, Reducer
 from shoal.peer.vault import Vault, VaultError
@@ -68,7 +70,7 @@ from shoal.protocol import channels, frames, services, tls, wire
 from shoal.protocol.channels import Kind
 from shoal.protocol.errors import LocalProtocolError, RefusedError, RemoteProtocolError, UnreachableError
 from shoal.protocol.messages import Contact, PartKey, PeerId
-from shoal.protocol.transfers import PartRequest, Ping, Pong, PushOpening, PushRequest, StateOffer, StateRequest
+from shoal.protocol.transfers import PING_LIMIT_BYTES, PartRequest, Ping, Pong, PushOpening, PushRequest, StateOffer, StateRequest
 
 BulkEffect = (
     BeginReduce
@@ -81,6 +83,7 @@ BulkEffect = (
     | FetchPart
     | FetchState
     | PushTo
+    | MeasureLink
     | DropRound
     | DropPending
     | Apply
@@ -255,6 +258,8 @@ class BulkPlane:
                 self._spawn(self._fetch_state(effect))
             case PushTo(to):
                 self._spawn(self._push_to(to))
+            case MeasureLink(to):
+                self._spawn(self._measure_link(to))
             case Apply():
                 self._on_state(self._apply, effect)
             case HashState(version):
@@ -592,6 +597,14 @@ class BulkPlane:
                 if self._pushing_to.get(to.peer) is call:
                     del self._pushing_to[to.peer]
 
+    async def _measure_link(self, to: Contact) -> None:
+        try:
+            await measure(self._channel(to), self._run, self._up, self._down)
+        except _TRANSFER_ERRORS as error:
+            LOG.debug("could not measure the link with %s: %s", to.peer, _why(error))
+        else:
+            self._emit(LinkMeasured(self._up.bytes_s, self._down.bytes_s))
+
     async def _answer_push(self, call: Any, request: PushRequest) -> None:
         tools, said = self._tools, False
         if tools is None or self._frozen is None or not self._serving:
@@ -630,7 +643,9 @@ class BulkPlane:
     async def _serve_ping(self, request: Ping, context: Any) -> Pong:
         if request.run != self._run:
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "another run lives here")
-        return Pong(self.me, request.nonce)
+        wanted = min(request.want_bytes, PING_LIMIT_BYTES) if "peer" in tls.caller_of(context).rights else 0
+        await self._up.admit(wanted)
+        return Pong(self.me, request.nonce, bytes(wanted))
 
     # --- inside -----------------------------------------------------------------------------------------------------------------
 

@@ -48,6 +48,7 @@ from shoal.peer.events import (
     KeepSession,
     LeaveAsked,
     LinkMeasured,
+    MeasureLink,
     Offline,
     Online,
     OriginReady,
@@ -104,6 +105,7 @@ from shoal.protocol.messages import (
     Layout,
     Leave,
     Locate,
+    Measure,
     Notice,
     Open,
     PartClosed,
@@ -445,6 +447,9 @@ class Engine:
                     self._leave(LeaveAsked(reason), now)
             case Barred(peers):
                 self._emit(Bar(frozenset(peers)))
+            case Measure(to):
+                if not (self._link.up_bytes_s and self._link.down_bytes_s):
+                    self._emit(MeasureLink(to))
             case Reachability(_, reason, fix):
                 self._emit(Tell(f"{reason} — {fix}" if fix else reason, "warning"))
             case _:

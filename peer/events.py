@@ -225,7 +225,7 @@ class StreamFailed:
 
 @dataclass(frozen=True)
 class LinkMeasured:
-    """A bulk transfer ended, and this is what the link was seen to carry, in bytes per second; 0: too little to tell."""
+    """A bulk transfer or a probe ended, and this is what the link was seen to carry, in bytes per second; 0: too little to tell."""
 
     up_bytes_s: float
     down_bytes_s: float
@@ -258,6 +258,13 @@ Event = (
 )
 
 # === effects ====================================================================================================================
+
+
+@dataclass(frozen=True)
+class MeasureLink:
+    """Exchange a little with this peer, to see what the link carries. Answered by LinkMeasured, unless it fails."""
+
+    to: Contact
 
 
 @dataclass(frozen=True)
@@ -530,5 +537,6 @@ Effect = (
     | ReturnPart
     | FetchPart
     | PushTo
+    | MeasureLink
     | DropRound
 )

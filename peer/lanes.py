@@ -1,9 +1,9 @@
 """The two directions of this peer's link: how fast each was seen to go, and how fast it may.
 
-Rule: rates are measured on the bulk bytes that move anyway, never on traffic made for it. What counts is the fastest long run in a
-row, because everything slower waited for somebody else: a lane that carried 10 MiB in a second can carry them in a second. What the
-system takes into its buffers at once is no part of a run. An estimate goes half the way up to what a transfer showed, and a quarter
-of the way down.
+Rule: rates are measured on the bulk bytes that move anyway, and on a short probe while there are none. What counts is the fastest
+long run in a row, because everything slower waited for somebody else: a lane that carried 10 MiB in a second can carry them in a
+second. What the system takes into its buffers at once is no part of a run. An estimate goes half the way up to what a transfer
+showed, and a quarter of the way down.
 
 A cap is a token bucket: it lets `size` bytes through when those before them have had their time. Neighbours: `bulk` owns the lanes,
 `exchange` passes them with every frame; the session stream is not capped.
@@ -61,6 +61,10 @@ class Lane:
     def bytes_s(self) -> float:
         """What this lane can carry; 0 while too little was carried to tell."""
         return min(self._estimate, self.cap_bytes_s) if self.cap_bytes_s else self._estimate
+
+    def suppose(self, bytes_s: float) -> None:
+        """What a probe showed: a beginning, where no transfer told yet."""
+        self._estimate = self._estimate or bytes_s
 
     async def admit(self, size: int) -> None:
         """Returns when `size` bytes more may move."""

@@ -26,7 +26,7 @@ NO_SESSION = 0
 
 PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 2
 """Peers and coordinator of different majors refuse each other; a higher minor only adds. Minor 1: Leave, Barred, Push, the stop
-rules TIME and SAMPLES. Minor 2: Reachability."""
+rules TIME and SAMPLES. Minor 2: Reachability, Measure."""
 
 DIGEST_BYTES = 32
 
@@ -532,6 +532,13 @@ class Reachability:
     fix: str = ""
 
 
+@dataclass(frozen=True)
+class Measure:
+    """ "Nothing tells yet what your link carries: exchange a little with `to`, and say it in your heartbeats." """
+
+    to: Contact
+
+
 FromPeer = (
     Hello | Heartbeat | StateReady | Locate | Ready | PartClosed | Have | Applied | Fingerprint | Evaluated | Complaint | Goodbye
 )
@@ -557,6 +564,7 @@ FromCoordinator = (
     | Leave
     | Barred
     | Reachability
+    | Measure
 )
 
 

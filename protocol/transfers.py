@@ -58,12 +58,20 @@ class PushRequest:
     root: bytes = b""
 
 
+PING_LIMIT_BYTES = 128 << 10
+"""Of the payload of a ping, each way."""
+
+
 @dataclass(frozen=True)
 class Ping:
     """ "Can you hear me?" `run` guards against a peer of another swarm at a reused address."""
 
     run: str
     nonce: int = 0
+    payload: bytes = b""
+    """Anything, to measure the way there."""
+    want_bytes: int = 0
+    """Bytes to send back, to measure the way here; only for peers."""
 
 
 @dataclass(frozen=True)
@@ -72,3 +80,4 @@ class Pong:
 
     peer: PeerId
     nonce: int = 0
+    payload: bytes = b""

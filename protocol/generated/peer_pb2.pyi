@@ -61,17 +61,23 @@ class PushRequest(_message.Message):
     def __init__(self, part: _Optional[bytes] = ..., version: _Optional[int] = ..., offset: _Optional[int] = ..., root: _Optional[bytes] = ...) -> None: ...
 
 class Ping(_message.Message):
-    __slots__ = ("run", "nonce")
+    __slots__ = ("run", "nonce", "payload", "want_bytes")
     RUN_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    WANT_BYTES_FIELD_NUMBER: _ClassVar[int]
     run: str
     nonce: int
-    def __init__(self, run: _Optional[str] = ..., nonce: _Optional[int] = ...) -> None: ...
+    payload: bytes
+    want_bytes: int
+    def __init__(self, run: _Optional[str] = ..., nonce: _Optional[int] = ..., payload: _Optional[bytes] = ..., want_bytes: _Optional[int] = ...) -> None: ...
 
 class Pong(_message.Message):
-    __slots__ = ("peer", "nonce")
+    __slots__ = ("peer", "nonce", "payload")
     PEER_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     peer: str
     nonce: int
-    def __init__(self, peer: _Optional[str] = ..., nonce: _Optional[int] = ...) -> None: ...
+    payload: bytes
+    def __init__(self, peer: _Optional[str] = ..., nonce: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...

@@ -30,14 +30,16 @@ from shoal.peer import events as ev
 from shoal.peer import exchange as exchange_module
 from shoal.peer.events import Bar
 from shoal.peer.exchange import Limits, Room
+from shoal.peer.lanes import Lane
 from shoal.peer.packer import Packer
+from shoal.peer.workers import Workers
 from shoal.protocol import channels, frames, services, tls
 from shoal.protocol.authority import Authority
 from shoal.protocol.channels import Kind, split_address
 from shoal.protocol.errors import LocalProtocolError, RemoteProtocolError, UnreachableError
 from shoal.protocol.frames import FrameHeader
 from shoal.protocol.messages import Commit, Contact, Decision, PartKey, Section, Share
-from shoal.protocol.transfers import PartRequest, Ping, StateRequest
+from shoal.protocol.transfers import PING_LIMIT_BYTES, PartRequest, Ping, StateRequest
 from tests.peer.scripted import RUN, ScriptedPeer, apply, commit_of, credential, plan_for
 
 PARTS = tuple(Part(start, start + 1000, (700, 300)) for start in range(0, 7000, 1000))
@@ -629,6 +631,42 @@ async def test_a_ping_says_who_answers(swarm: Swarm) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="another run"):
         await services.PING.call(channel, Ping("other"), timeout_s=5)
     await channel.close()
+
+
+async def test_a_link_that_carried_nothing_is_measured_both_ways_within_its_caps_and_failing_harms_nobody(
+    tmp_path: Path, authority: Authority
+) -> None:
+    fellow = ScriptedPeer(tmp_path / "fellow", credential(authority), (INT8, INT8))
+    workers, told = Workers(1), asyncio.Queue[ev.Event]()
+    up, down = Lane(), Lane(cap_bytes_s=8e6)
+    plane = bulk.BulkPlane(RUN, credential(authority), workers, told.put_nowait, lanes=(up, down))
+    try:
+        await fellow.start(PARTS, theta0())
+        plane.perform(ev.MeasureLink(fellow.contact))
+        async with asyncio.timeout(60):
+            measured = await told.get()
+        assert isinstance(measured, ev.LinkMeasured)
+        assert measured.up_bytes_s > 0
+        assert 0 < measured.down_bytes_s <= 8e6
+        assert (up.bytes_s, down.bytes_s) == (measured.up_bytes_s, measured.down_bytes_s)
+        plane.perform(ev.MeasureLink(Contact("f" * 32, fellow.address)))
+        while plane._tasks:
+            await asyncio.gather(*plane._tasks)
+        assert told.empty()
+        assert not plane.broken.done()
+    finally:
+        await plane.close()
+        workers.close()
+        await fellow.stop()
+
+
+async def test_a_coordinators_ping_brings_no_bytes_however_many_it_wants(swarm: Swarm, authority: Authority) -> None:
+    (peer,) = await swarm(1)
+    for rights, size in ((("coordinator",), 0), (("peer",), PING_LIMIT_BYTES)):
+        mine = tls.client_credentials(credential(authority, rights))
+        async with channels.open_channel(Kind.BULK, peer.address, mine, peer.me) as channel:
+            pong = await services.PING.call(channel, Ping(RUN, 1, b"", 1 << 40), timeout_s=20)
+        assert len(pong.payload) == size
 
 
 async def test_a_result_from_a_peer_that_does_not_reduce_the_part_is_dropped(swarm: Swarm) -> None:

@@ -57,6 +57,8 @@ from shoal.peer.events import (
     Heard,
     KeepSession,
     LeaveAsked,
+    LinkMeasured,
+    MeasureLink,
     Offline,
     Online,
     OriginReady,
@@ -115,6 +117,7 @@ from shoal.protocol.messages import (
     Layout,
     Leave,
     Locate,
+    Measure,
     Notice,
     Open,
     PartClosed,
@@ -365,6 +368,17 @@ def test_what_the_coordinator_found_out_about_the_address_is_said_to_the_volunte
     desk.is_welcomed()
     desk.hears(Reachability("", "the coordinator could not dial this peer at bob:1", "let firewalls pass port 1"))
     assert desk.done == [Tell("the coordinator could not dial this peer at bob:1 — let firewalls pass port 1", "warning")]
+
+
+def test_a_link_is_measured_when_asked_for_unless_it_is_known() -> None:
+    desk = Desk()
+    desk.dials()
+    desk.is_welcomed()
+    desk.hears(Measure(ADA))
+    assert desk.done == [MeasureLink(ADA)]
+    desk.feed(LinkMeasured(1e6, 2e6))
+    desk.hears(Measure(ADA))
+    assert desk.done == []
 
 
 def test_a_refusal_ends_the_daemon_with_reason_and_fix() -> None:

@@ -42,6 +42,18 @@ def test_the_fastest_run_counts_and_not_the_wait_for_others() -> None:
     assert lane.bytes_s == pytest.approx(MIB / 0.08)
 
 
+def test_a_probe_is_where_the_estimate_begins_and_no_more() -> None:
+    clock = Clock()
+    lane = Lane(clock=clock)
+    lane.suppose(2.0 * MIB)
+    assert lane.bytes_s == 2.0 * MIB
+    carry(lane, clock, 12, 0.25)
+    lane.settle()
+    assert lane.bytes_s == pytest.approx((2 + RISE * 2) * MIB)
+    lane.suppose(100.0 * MIB)
+    assert lane.bytes_s == pytest.approx((2 + RISE * 2) * MIB)
+
+
 def test_a_pause_between_two_transfers_is_not_part_of_either() -> None:
     clock = Clock()
     lane = Lane(clock=clock)

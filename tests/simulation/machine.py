@@ -43,6 +43,8 @@ from shoal.peer.events import (
     Heard,
     KeepSession,
     LeaveAsked,
+    LinkMeasured,
+    MeasureLink,
     Offline,
     Online,
     OriginReady,
@@ -457,6 +459,8 @@ class Machine:
                 self._fetch_state(version, iter(contacts), [])
             case PushTo(to):
                 self._push_to(to)
+            case MeasureLink():
+                self.later(random.Random(self.peer).uniform(0.2, 3.0), self.feed, LinkMeasured(1e6, 1e6))
             case HashState(version):
                 self._hash(version)
             case Apply():
