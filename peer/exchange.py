@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import threading
 import time
 from collections import Counter, OrderedDict, deque
@@ -537,6 +538,8 @@ class Outbound:
         self._todo: deque[PartKey] = deque()
         self._more = asyncio.Event()
         self._moved = False
+        self._reading_since = math.inf
+        """Since when the next message is awaited, by the loop's clock; infinity while it is not."""
         self._call: Any = None
 
     def send(self, key: PartKey) -> None:
@@ -580,7 +583,8 @@ class Outbound:
         except UnreachableError as error:
             raise _BrokenError(str(error)) from error
         encoded: asyncio.Queue[bytes] = asyncio.Queue(1)
-        tasks = [asyncio.ensure_future(work) for work in (self._encode(encoded), self._write(call, encoded), self._read(call))]
+        works = (self._encode(encoded), self._write(call, encoded), self._read(call), self._watch())
+        tasks = [asyncio.ensure_future(work) for work in works]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -624,10 +628,12 @@ class Outbound:
             await asyncio.Event().wait()  # the call is over; its reader says why
 
     async def _read(self, call: Any) -> None:
-        exchange = self._exchange
+        exchange, clock = self._exchange, asyncio.get_running_loop().time
         in_hand = asyncio.Semaphore(exchange.tools.limits.results_in_hand)
         while True:
-            frame = await self._frame(call)
+            self._reading_since = clock()
+            frame = await call.read()
+            self._reading_since = math.inf
             if frame is _EOF:
                 return
             await exchange.received(frame)
@@ -645,19 +651,17 @@ class Outbound:
             task = exchange.spawn(exchange.collect(header.key, payload))
             task.add_done_callback(lambda _: in_hand.release())
 
-    async def _frame(self, call: Any) -> Any:
-        """The next message. Raises TimeoutError when it does not come and something is owed; a round may wait for other things
-        than this reducer."""
-        exchange = self._exchange
-        reading = asyncio.ensure_future(call.read())
-        try:
-            while not reading.done():
-                await asyncio.wait({reading}, timeout=exchange.plan.deadline_s + exchange.tools.limits.progress_s)
-                if not reading.done() and exchange.owes(self._reducer):
+    async def _watch(self) -> None:
+        """Raises TimeoutError when the reducer's next message does not come and something is owed; a round may wait for other
+        things than this reducer. One timer for all messages: one for each is felt."""
+        exchange, clock = self._exchange, asyncio.get_running_loop().time
+        limit_s = exchange.plan.deadline_s + exchange.tools.limits.progress_s
+        while True:
+            await asyncio.sleep(min(self._reading_since, clock()) + limit_s - clock())
+            if clock() >= self._reading_since + limit_s:
+                if exchange.owes(self._reducer):
                     raise TimeoutError
-            return reading.result()
-        finally:
-            reading.cancel()
+                self._reading_since = clock()
 
 
 class Inbound:

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, Any
 
 PEERS = 4
@@ -309,7 +310,7 @@ async def _work(index: int, scratch: Path, parameters: int, out: IO[str]) -> Non
     from shoal.peer import events as ev
     from shoal.peer.workers import settle_daemon_process
     from shoal.protocol.authority import Authority
-    from shoal.protocol.messages import Commit, Decision, Plan
+    from shoal.protocol.messages import Commit, Decision, PartKey, Plan
     from shoal.protocol.plain import from_plain, to_plain
     from tests.peer.scripted import ScriptedPeer, credential
 
@@ -318,21 +319,34 @@ async def _work(index: int, scratch: Path, parameters: int, out: IO[str]) -> Non
     step = (1 << 20) // int8.encoded_size((BLOCK,)) * BLOCK
     parts = [Part(at, min(at + step, parameters), (min(step, parameters - at),)) for at in range(0, parameters, step)]
     result = torch.empty(parameters)
-    decoding: set[asyncio.Future[Any]] = set()
+    final: SimpleQueue[tuple[PartKey, bytes]] = SimpleQueue()
+    decoded = asyncio.Event()
 
     class Peer(ScriptedPeer):
-        """Decodes each final part when it is here."""
+        """Decodes each final part when it is here, in a thread of its own as an apply has."""
 
         def react(self, event: ev.Event) -> None:
             super().react(event)
             if isinstance(event, ev.ResultArrived | ev.PartReduced):
-                decoding.add(self.workers.part(self.decode, event.key.part, event.digest))
+                final.put((event.key, event.digest))
 
-        def decode(self, part: int, digest: bytes) -> None:
-            assert self.plan is not None
-            stored = self.vault.store.find(digest, self.plan.round)
-            assert stored is not None
-            int8.decode(self.vault.store.read(stored), parts[part].spans, result[parts[part].start : parts[part].stop])
+        def decode(self, loop: asyncio.AbstractEventLoop) -> None:
+            while True:
+                for _ in parts:
+                    key, digest = final.get()
+                    stored = self.vault.store.find(digest, key.round)
+                    assert stored is not None
+                    part = parts[key.part]
+                    int8.decode(self.vault.store.read(stored), part.spans, result[part.start : part.stop])
+                loop.call_soon_threadsafe(decoded.set)
+
+        async def has_decoded(self) -> None:
+            waiting = asyncio.ensure_future(decoded.wait())
+            either: list[asyncio.Future[Any]] = [waiting, self.plane.broken]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self.plane.broken.done():
+                self.plane.broken.result()
+            decoded.clear()
 
     peer = Peer(scratch / f"vault-{index}", credential(Authority.load(scratch / "authority")), (int8, int8), None, None)
     await peer.start(parts, torch.zeros(parameters), KEEP_ENTRIES)
@@ -343,6 +357,7 @@ async def _work(index: int, scratch: Path, parameters: int, out: IO[str]) -> Non
     torch.distributed.init_process_group("gloo", init_method=f"file://{scratch}/gloo", rank=index, world_size=PEERS)
 
     settle_daemon_process()
+    threading.Thread(target=peer.decode, args=(asyncio.get_running_loop(),), daemon=True).start()
 
     def say(**said: Any) -> None:
         out.write(json.dumps(said) + "\n")
@@ -370,9 +385,7 @@ async def _work(index: int, scratch: Path, parameters: int, out: IO[str]) -> Non
                 cpu, start = time.process_time(), time.perf_counter()
                 with _Peak(before) as peak:
                     peer.begin(plan)
-                    await peer.collected()
-                    await asyncio.gather(*decoding)
-                    decoding.clear()
+                    await peer.has_decoded()
                     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
                     await asyncio.to_thread(torch.distributed.barrier)
                 decisions = [
