@@ -97,6 +97,8 @@ class TrainerSettings:
     """Where files that are fetched go, and what is made of them; empty: nothing is fetched."""
     data_reach: Reach = Reach.INTERNET
     """What fetching may ask: public addresses, private networks, too, this machine, too."""
+    data_bytes_s: float = 0.0
+    """Most that fetching may receive; 0: as fast as it goes."""
 
 
 @dataclass(frozen=True)

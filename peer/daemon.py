@@ -311,6 +311,7 @@ class Daemon:
                 settings.nice,
                 str(settings.state_dir / "data"),
                 Reach.LAN if settings.data_lan and reach is Reach.INTERNET else reach,
+                settings.max_download,
             ),
             HostCallbacks(self._emit, self._open_vault, LOG.info, self._fail),
         )

@@ -35,6 +35,8 @@ Tell = Callable[[str], None]
 """Takes a sentence for the volunteer."""
 READ_BYTES = 1 << 20
 LEFT_FREE_BYTES = 1 << 30
+CAPPED_READS_S = 10
+"""Reads per second under a cap."""
 _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
@@ -67,6 +69,8 @@ class Places:
     tell: Tell = lambda sentence: None
     reach: Reach = Reach.INTERNET
     patience: Patience = Patience()
+    cap_bytes_s: float = 0.0
+    """Most that a fetch may receive; 0: as fast as it goes."""
 
     def find(self, file: DataFile) -> Path:
         """Where the file is on this machine, fetched if it has an address and is not in the folder. Its content is not checked
@@ -79,7 +83,7 @@ class Places:
             raise DataError(f"the run's file {file.path} is not here", "give the folder that holds the run's files with --data DIR")
         if self.cache is None:
             raise DataError(f"the run's file {file.path} is not here, and there is no place to fetch it to", "give --data DIR")
-        return fetch(file, self.cache, self.tell, self.patience, self.reach)
+        return fetch(file, self.cache, self.tell, self.patience, self.reach, self.cap_bytes_s)
 
     def check_room(self, files: Sequence[DataFile]) -> None:
         """Raises DataError when what must be fetched does not fit, a GB left free."""
@@ -106,7 +110,9 @@ def check(file: DataFile, path: Path, size: int, digest: str) -> None:
         raise DataError(f"{path}: SHA-256 {digest} here, {file.sha256} in the run spec", "fetch the file again")
 
 
-def fetch(file: DataFile, cache: Path, tell: Tell, patience: Patience, reach: Reach = Reach.INTERNET) -> Path:
+def fetch(
+    file: DataFile, cache: Path, tell: Tell, patience: Patience, reach: Reach = Reach.INTERNET, cap_bytes_s: float = 0.0
+) -> Path:
     """The file in the cache, from its address if it is not there; waits for as long as it takes. Raises DataError for a source
     that has something else or must not be asked, and for a full disk."""
     place = cache / file.sha256
@@ -117,7 +123,7 @@ def fetch(file: DataFile, cache: Path, tell: Tell, patience: Patience, reach: Re
         try:
             with FileLock.take(cache / f"{file.sha256}.lock"):
                 if not place.exists():
-                    _download(file, partial, tell, patience, reach)
+                    _download(file, partial, tell, patience, reach, cap_bytes_s)
                     _accept(file, partial, place, resumed=before > 0)
                 elif place.stat().st_size != file.size:
                     place.unlink()
@@ -151,7 +157,7 @@ def _accept(file: DataFile, partial: Path, place: Path, resumed: bool) -> None:
     os.replace(partial, place)
 
 
-def _download(file: DataFile, partial: Path, tell: Tell, patience: Patience, reach: Reach) -> None:
+def _download(file: DataFile, partial: Path, tell: Tell, patience: Patience, reach: Reach, cap_bytes_s: float) -> None:
     """Fetch what is missing of the file. Raises OSError or HTTPException when the source fails, DataError when it has more."""
     have = _size(partial)
     if have == file.size:
@@ -173,8 +179,10 @@ def _download(file: DataFile, partial: Path, tell: Tell, patience: Patience, rea
             content.seek(have)
             began = told = counted_at = time.monotonic()
             counted = have
-            while chunk := answer.read1(READ_BYTES):
+            while chunk := answer.read1(min(READ_BYTES, int(cap_bytes_s / CAPPED_READS_S)) if cap_bytes_s else READ_BYTES):
                 have += len(chunk)
+                if cap_bytes_s:  # what is not read fills the buffers on the way, and the source waits
+                    time.sleep(len(chunk) / cap_bytes_s)
                 if have > file.size:
                     raise DataError(f"{file.path}: more than the {file.size} bytes of the run spec are there", "tell its operator")
                 content.write(chunk)

@@ -381,7 +381,8 @@ def serve(link: Link, make_task: MakeTask | None = None) -> None:
     strategy = DiLoCo()
     torch.set_num_threads(settings.threads)
     folder, cache = (Path(place) if place else None for place in (settings.data_dir, settings.cache_dir))
-    corpus = open_corpus(spec, Places(folder, cache, lambda sentence: link.send(Told(sentence)), settings.data_reach))
+    tell, reach, cap = (lambda sentence: link.send(Told(sentence))), settings.data_reach, settings.data_bytes_s
+    corpus = open_corpus(spec, Places(folder, cache, tell, reach, cap_bytes_s=cap))
     if spec.data.format != "text":
         note = f"{note}; figures are bits per token of token files".removeprefix("; ")
     trainer = Trainer(spec, settings, make_task or (lambda spec: build_task(spec, settings.allowed)), corpus, device, strategy)

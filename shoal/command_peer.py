@@ -125,7 +125,9 @@ def join(
     max_upload: Annotated[
         str, typer.Option(metavar="RATE", help="Most that bulk traffic may send, like 10Mbit or 1MiB/s.", show_default=False)
     ] = "",
-    max_download: Annotated[str, typer.Option(metavar="RATE", help="Most that bulk traffic may receive.", show_default=False)] = "",
+    max_download: Annotated[
+        str, typer.Option(metavar="RATE", help="Most that bulk traffic, and fetching data, may receive.", show_default=False)
+    ] = "",
     leashed: Annotated[bool, typer.Option("--leashed", hidden=True)] = False,
 ) -> None:
     """Join a run and train until it ends. Ctrl-C leaves: finished work stays in the run, and `shoal peer join --data .` comes

@@ -199,6 +199,13 @@ def test_a_source_without_ranges_begins_anew(source: Source, tmp_path: Path) -> 
     assert fetch(file_at(source.url), tmp_path, pytest.fail, QUICK, Reach.MACHINE).read_bytes() == CONTENT
 
 
+def test_a_cap_on_downloads_holds_for_data_too(source: Source, tmp_path: Path) -> None:
+    began = time.monotonic()
+    place = Places(None, tmp_path, pytest.fail, Reach.MACHINE, QUICK, cap_bytes_s=1e6).find(file_at(source.url))
+    assert time.monotonic() - began >= len(CONTENT) / 1e6
+    assert place.read_bytes() == CONTENT
+
+
 def test_more_than_was_announced_is_not_stored(source: Source, tmp_path: Path) -> None:
     source.content = CONTENT * 20
     with pytest.raises(DataError, match="more than the 300000 bytes"):
