@@ -18,7 +18,8 @@ def as_elsewhere(name, globals=None, *more):
         raise ModuleNotFoundError(f"{who} needs {name}, which is not on every system")
     return real(name, globals, *more)
 
-import fsspec, grpc.aio, platformdirs, prometheus_client, psutil, pydantic, rich, sqlalchemy, torch, typer, zstandard  # which know themselves where they are
+# These know themselves where they are.
+import fsspec, grpc.aio, platformdirs, prometheus_client, psutil, pydantic, rich, sqlalchemy, torch, typer, zstandard
 builtins.__import__ = as_elsewhere
 for name in ("fork", "forkpty", "getuid", "geteuid", "getgid", "killpg", "setsid", "nice", "posix_fallocate", "sched_getaffinity"):
     delattr(os, name)
