@@ -1267,8 +1267,8 @@ class Core:
         match command:
             case GetStatus():
                 return views.status(self.spec, ledger, self.round, self._roster, self._waiting)
-            case GetPeers():
-                return views.peers(ledger, self._roster, now)
+            case GetPeers(after):
+                return views.peers(ledger, self._roster, now, after)
             case GetRounds(limit):
                 return views.rounds(ledger, limit)
             case GetSettings():

@@ -104,7 +104,7 @@ class Operators:
                 return Events(_that_fit(lines, after > 0))
             case _:
                 reply = await self._performer.ask(by, command)
-                return Peers(tuple(map(self._with_certificate, reply.peers))) if isinstance(reply, Peers) else reply
+                return replace(reply, peers=tuple(map(self._with_certificate, reply.peers))) if isinstance(reply, Peers) else reply
 
     def _why_not(self, by: PeerId, rights: frozenset[str], command: AdminCommand) -> AdminError | None:
         if "admin" not in rights and not isinstance(command, Looks):

@@ -22,6 +22,8 @@ from shoal.protocol.spec import RunSpec
 LINES_LIMIT = 20_000
 """Lines about single peers in one answer about rounds; the newest rounds have theirs. One message holds no more."""
 ABSENT_LISTED = 16
+PEERS_AT_ONCE = 1000
+"""Members in one answer: whatever they say of themselves, one message holds them, and the core is not kept from others for long."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,10 @@ def status(spec: RunSpec, ledger: Ledger, round_: Round | None, roster: Roster, 
     )
 
 
-def peers(ledger: Ledger, roster: Roster, now: float) -> Peers:
-    """All members."""
-    return Peers(tuple(_peer(ledger, presence, now) for presence in roster))
+def peers(ledger: Ledger, roster: Roster, now: float, after: int = 0) -> Peers:
+    """Members of sessions after that one, as many as one answer holds."""
+    later = sorted((presence for presence in roster if presence.session > after), key=lambda presence: presence.session)
+    return Peers(tuple(_peer(ledger, presence, now) for presence in later[:PEERS_AT_ONCE]), len(later) > PEERS_AT_ONCE)
 
 
 def rounds(ledger: Ledger, limit: int) -> Rounds:

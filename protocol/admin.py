@@ -16,7 +16,10 @@ class GetStatus:
 
 @dataclass(frozen=True)
 class GetPeers:
-    """ "Who is in it?" """
+    """ "Who is in it?" Answered in pieces, by session."""
+
+    after: int = 0
+    """Only members of later sessions than this."""
 
 
 @dataclass(frozen=True)
@@ -333,9 +336,11 @@ class Contributor:
 
 @dataclass(frozen=True)
 class Peers:
-    """Answer to GetPeers."""
+    """Answer to GetPeers, the oldest sessions first."""
 
     peers: tuple[PeerView, ...]
+    more: bool = False
+    """There are others, of later sessions than the last of these."""
 
 
 @dataclass(frozen=True)

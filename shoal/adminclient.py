@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import grpc.aio
 
 from shoal.peer.diagnosis import explain
 from shoal.peer.enrol import Credentials, enrolled_in, load
-from shoal.protocol.admin import AdminCommand, AdminError, AdminReply, Grant, Granted
+from shoal.protocol.admin import AdminCommand, AdminError, AdminReply, GetPeers, Grant, Granted, Peers, PeerView
 from shoal.protocol.channels import Kind, open_channel
 from shoal.protocol.errors import IdentityError, RefusedError, ShoalError, UnreachableError
 from shoal.protocol.identity import Identity
@@ -24,6 +26,7 @@ from shoal.protocol.services import ADMIN
 from shoal.protocol.tls import Credential, client_credentials
 
 ANSWER_S = 10.0
+Answer = TypeVar("Answer", bound=AdminReply | AdminError)
 
 
 def call(directory: Path | str, command: AdminCommand, timeout_s: float = ANSWER_S) -> AdminReply:
@@ -60,6 +63,24 @@ def grant(directory: Path | str, role: str, to: Path, name: str, days: float) ->
 
 async def ask(directory: Path | str, command: AdminCommand, timeout_s: float = ANSWER_S) -> AdminReply:
     """Like `call`, inside an event loop."""
+    if command == GetPeers():
+        return await everybody(lambda piece: _ask(directory, piece, timeout_s))
+    return await _ask(directory, command, timeout_s)
+
+
+async def everybody(ask: Callable[[AdminCommand], Awaitable[Answer]]) -> Answer | Peers:
+    """All members, whose list comes in pieces; or what else was answered."""
+    members: tuple[PeerView, ...] = ()
+    while True:
+        reply = await ask(GetPeers(members[-1].session if members else 0))
+        if not isinstance(reply, Peers):
+            return reply
+        members += reply.peers
+        if not reply.more or not reply.peers:
+            return Peers(members)
+
+
+async def _ask(directory: Path | str, command: AdminCommand, timeout_s: float) -> AdminReply:
     mine = _credentials(Path(directory))
     mine.check()
     failure: ShoalError = UnreachableError("the credential names no address", "serve the run once")

@@ -21,7 +21,8 @@ from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, st
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shoal.protocol.admin import AdminCommand, AdminError, AdminReply, GetPeers, GetStatus, Peers, PeerView, Status
+from shoal.adminclient import everybody
+from shoal.protocol.admin import AdminCommand, AdminError, AdminReply, GetStatus, Peers, PeerView, Status
 from shoal.protocol.channels import join_address, split_address
 from shoal.protocol.errors import ListenError, RemoteProtocolError
 
@@ -186,7 +187,7 @@ COORDINATOR: tuple[Number[RunSeen], ...] = (
 
 async def see_run(ask: Ask) -> RunSeen:
     """Ask the core how the run is."""
-    status, peers = await ask(GetStatus()), await ask(GetPeers())
+    status, peers = await ask(GetStatus()), await everybody(ask)
     if not isinstance(status, Status) or not isinstance(peers, Peers):
         raise RemoteProtocolError(f"the core did not answer a question: {status} {peers}")
     return RunSeen(status, peers.peers)

@@ -536,8 +536,10 @@ class GetStatus(_message.Message):
     def __init__(self) -> None: ...
 
 class GetPeers(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    def __init__(self, after: _Optional[int] = ...) -> None: ...
 
 class GetRounds(_message.Message):
     __slots__ = ("limit",)
@@ -846,10 +848,12 @@ class Contributor(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., tokens: _Optional[int] = ..., rounds: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., here: _Optional[bool] = ..., banned: _Optional[bool] = ...) -> None: ...
 
 class Peers(_message.Message):
-    __slots__ = ("peers",)
+    __slots__ = ("peers", "more")
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     peers: _containers.RepeatedCompositeFieldContainer[PeerView]
-    def __init__(self, peers: _Optional[_Iterable[_Union[PeerView, _Mapping]]] = ...) -> None: ...
+    more: bool
+    def __init__(self, peers: _Optional[_Iterable[_Union[PeerView, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Rounds(_message.Message):
     __slots__ = ("rounds",)
