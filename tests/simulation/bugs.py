@@ -197,8 +197,10 @@ RESTLESS = Weather(latency_s=0.4, stream_breaks_every_s=1.0)
 UNREACHABLE = Weather(corrupt=0.1, fetch_fails=0.85)
 """Results arrive broken, and what is asked for seldom comes: whoever is behind ends up fetching a whole state."""
 GARBLING = Weather(corrupt=0.3)
-DYING = Weather(corrupt=0.3, daemon_crash_every_s=3)
-"""Members hold the wrong bytes, and die before they hold the right ones."""
+LAGGING = Weather(corrupt=0.1, slow=0.2, stream_breaks_every_s=4.0)
+"""Some members have everything long before others do, who come and go meanwhile."""
+SHAKY = Weather(latency_s=0.3, stream_breaks_every_s=2.0)
+"""Commits are missed, and heard of later."""
 ECHOING = Weather(replay=0.3, coordinator_crash_every_s=15, stream_breaks_every_s=3, latency_s=0.2)
 """Old messages come again, and there are enough terms and sessions for them to be old."""
 DOUBLING = Weather(bulk_duplicate=0.3, slow=0.02)
@@ -208,7 +210,8 @@ BUGS = (
     Bug(
         "reports are counted instead of compared with the live members",
         lambda: patch.object(Round, "everyone_holds_everything", counts_everyone_who_ever_reported),
-        weather=DYING,
+        peers=4,
+        weather=LAGGING,
     ),
     Bug("bytes that were never decided count as held", always(Round, "counts", True), weather=GARBLING),
     Bug(
@@ -232,7 +235,12 @@ BUGS = (
         instead(Engine, "on", drops_the_drop(fetching=True)),
         weather=UNREACHABLE,
     ),
-    Bug("a peer that was brought forward does not say so", instead(Engine, "_catch_up", does_not_say_that_it_is_there)),
+    Bug(
+        "a peer that was brought forward does not say so",
+        instead(Engine, "_catch_up", does_not_say_that_it_is_there),
+        peers=4,
+        weather=SHAKY,
+    ),
     Bug("contributions are added as they arrive", lambda: patch.object(RoundBook, "next_to_add", adds_in_order_of_arrival)),
     Bug("a copy of a contribution discards the one that waits", always(RoundBook, "waits", False), weather=DOUBLING),
     Bug("the version is raised before the last part", instead(Machine, "_apply_part", raises_the_version_early)),
