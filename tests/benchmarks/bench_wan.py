@@ -64,7 +64,7 @@ def measured(setting: Setting) -> list[dict[str, Any]]:
     size = setting.parameters * (1 + 4 / BLOCK)
     true = [Link(Contact(str(home), ""), mbit * 125_000, mbit * 125_000) for home, mbit in enumerate(setting.mbit)]
     best_s = slowest_s(true, fractions(true), size, size)
-    equal_s, *seconds = _turns(setting)
+    equal_s, *seconds = turns(setting)
     ratio = statistics.median(seconds) / best_s
     name = f"all-reduce {setting.name}"
     return [
@@ -81,7 +81,7 @@ def measured(setting: Setting) -> list[dict[str, Any]]:
     ]
 
 
-def _turns(setting: Setting) -> list[float]:
+def turns(setting: Setting) -> list[float]:
     from shoal.coordinator.shares import Link, planned_shares
     from shoal.peer.allocator import malloc_environment
     from shoal.peer.vault import shared_memory_directory
