@@ -5,6 +5,7 @@
 - A test that leaves a child process, or a file of shoal's in shared memory or the temporary directory, fails
   (`nothing_is_left_behind`).
 - `--seed N` replays a simulation; without it a fixed one is used.
+- Hypothesis sets no time limit for an example: other tests run beside it.
 - All slow tests run in one xdist worker, one after another, so that swarms of processes do not slow each other down.
 """
 
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+import hypothesis
 import psutil
 import pytest
 
@@ -34,6 +36,9 @@ LEFTOVER_GRACE_S = 3.0
 MARKER = "SHOAL_TEST_PROCESS"
 """Environment variable by which a process is recognised as started, directly or not, by the pytest process that it names."""
 os.environ[MARKER] = str(os.getpid())
+
+hypothesis.settings.register_profile("shoal", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("shoal")
 
 for _name in ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "no_proxy", "no_grpc_proxy"):
     os.environ.pop(_name, None)

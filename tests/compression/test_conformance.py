@@ -64,7 +64,7 @@ span_lists = st.lists(st.one_of(st.integers(0, 40), st.sampled_from(FUNNY_SIZES)
 
 @pytest.mark.parametrize("name", CODECS)
 @given(spans=span_lists, seed=st.integers(0, 1000), exponent=st.integers(-30, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_comes_back_is_near_what_went_in_and_the_size_is_as_announced(
     name: str, spans: tuple[int, ...], seed: int, exponent: int
 ) -> None:
@@ -82,7 +82,7 @@ def test_what_comes_back_is_near_what_went_in_and_the_size_is_as_announced(
 
 @pytest.mark.parametrize("name", CODECS)
 @given(spans=span_lists, seed=st.integers(0, 1000), weight=st.sampled_from((0.0, 1.0, 0.3, 3.0, 15360.0, 2.0**40)))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_decode_add_rounds_the_product_and_then_the_sum_and_nothing_else(
     name: str, spans: tuple[int, ...], seed: int, weight: float
 ) -> None:
@@ -214,7 +214,7 @@ def test_payloads_of_another_size_are_refused_and_change_nothing(any_codec: Code
 
 @pytest.mark.parametrize("name", CODECS)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_the_bytes_are_the_result_is_finite_and_bounded_or_an_error_that_changed_nothing(
     name: str, data: st.DataObject
 ) -> None:

@@ -20,7 +20,7 @@ def progress_of(seed: int, scale: float) -> torch.Tensor:
     return values
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     coder=st.sampled_from(CODECS),
     rounds=st.lists(st.tuples(st.integers(0, 2**31), st.booleans()), min_size=1, max_size=20),

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from shoal.compression.packing import PackingError, pack, unpack
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.binary(max_size=5000) | st.binary(min_size=1, max_size=20).map(lambda unit: unit * 700))
 def test_what_was_packed_comes_back(payload: bytes) -> None:
     assert unpack(pack(memoryview(payload)), len(payload)) == payload
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.binary(max_size=300), st.integers(0, 400))
 def test_random_bytes_do_not_unpack_to_a_wrong_size(data: bytes, size: int) -> None:
     with contextlib.suppress(PackingError):
         assert len(unpack(data, size)) == size
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_damaged_payload_has_the_right_size_or_is_refused(data: st.DataObject) -> None:
     packed = bytearray(pack(bytes(range(256)) * 8))

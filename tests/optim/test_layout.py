@@ -224,7 +224,7 @@ CODECS: tuple[Codec, ...] = (codec("int8", 4), codec("int8", 7), codec("raw"), c
     limit=st.integers(11, 200),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_parts_cover_the_vector_once_within_the_limit_and_however_it_is_cut_the_values_are_the_same(
     sizes: list[int], how: Codec, limit: int, seed: int
 ) -> None:
@@ -246,7 +246,7 @@ def test_parts_cover_the_vector_once_within_the_limit_and_however_it_is_cut_the_
 
 
 @given(sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=8))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_no_two_neighbouring_parts_would_fit_into_one(sizes: list[int]) -> None:
     how = codec("int8", 256)
     parts = layout_of_sizes(sizes).partition(how, limit_bytes=1024)

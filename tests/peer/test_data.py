@@ -323,7 +323,7 @@ def test_a_token_beyond_the_vocabulary_is_named(tmp_path: Path) -> None:
         open_corpus(spec, Places(tmp_path))
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.integers(0, 60), min_size=1, max_size=8),
     length=st.integers(1, 9),

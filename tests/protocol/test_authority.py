@@ -124,7 +124,7 @@ def test_only_p256_keys_are_certified(key: bytes) -> None:
         Authority.generate("shoal").issue(key, mine.peer_id, ["peer"], HOUR)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200), st.binary(max_size=80), st.binary(max_size=40) | st.binary(min_size=32, max_size=32))
 def test_random_bytes_are_never_a_binding(tls_key: bytes, binding: bytes, public: bytes) -> None:
     with pytest.raises(IdentityError):

@@ -24,7 +24,6 @@ def headers() -> st.SearchStrategy[FrameHeader]:
     return st.builds(FrameHeader, run, long, short, short, long, st.sampled_from(Section), short, short, long, st.booleans())
 
 
-@settings(deadline=None)
 @given(headers(), st.lists(st.binary(max_size=50), max_size=4))
 def test_a_frame_comes_back_as_it_went(header: FrameHeader, payload: list[bytes]) -> None:
     assume(not header.packed or any(payload))
@@ -33,7 +32,7 @@ def test_a_frame_comes_back_as_it_went(header: FrameHeader, payload: list[bytes]
     assert bytes(view) == b"".join(payload)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.binary(max_size=120) | st.binary(max_size=120).map(lambda tail: frames.MAGIC + b"\x01\x05\1\0" + tail))
 def test_random_bytes_are_a_frame_or_a_remote_protocol_error(data: bytes) -> None:
     try:
@@ -43,7 +42,7 @@ def test_random_bytes_are_a_frame_or_a_remote_protocol_error(data: bytes) -> Non
     assert frames.encode(header, payload) == data
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_damaged_frame_is_a_frame_or_a_remote_protocol_error(data: st.DataObject) -> None:
     whole = bytearray(frames.encode(HEADER, b"payload"))

@@ -108,7 +108,7 @@ def test_a_well_made_line_is_still_checked() -> None:
         invites.parse(crafted(GOOD, CA_DER[:-1]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200), st.binary(max_size=50))
 def test_any_content_is_an_invite_or_an_invite_error(text: bytes, ca: bytes) -> None:
     with pytest.raises(InviteError):

@@ -155,7 +155,7 @@ def test_messages_of_the_protocol_come_back_as_they_went() -> None:
         assert from_plain(Envelope, through_json(envelope)) == envelope
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

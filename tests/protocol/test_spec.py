@@ -197,7 +197,7 @@ def test_the_file_is_named_in_its_errors(tmp_path: Path) -> None:
         RunSpec.parse("[run]\ntotal_tokens = 5\nname = 2020-01-01")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.binary(max_size=100)
     | st.recursive(

@@ -88,8 +88,8 @@ def envelopes() -> st.SearchStrategy[Envelope]:
     return st.builds(Envelope, WHOLE, WHOLE, st.one_of([instances(body) for body in BODIES]))
 
 
-QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-THOROUGH = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+THOROUGH = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda cls: cls.__name__)
