@@ -2,8 +2,9 @@
 
 Guided tour. A stream says Hello and becomes a *session* (`_hello`); the session gets hold of the shared state (`_locate`,
 `_state_ready`) and is ACTIVE; as soon as enough active members are there a *round* opens (`_open_round`), gathers, reduces, and
-commits or is abandoned (`_advance`, which every event and every passing of time ends with). Durable facts are records: `_journal`
-emits the record and folds it into the `Ledger` in the same breath, so that what is journaled and what is believed cannot differ.
+commits or is abandoned (`_advance`, which every event and every passing of time ends with); what is lost on the way with a member,
+and only that, is done again by others (`_repair`). Durable facts are records: `_journal` emits the record and folds it into the
+`Ledger` in the same breath, so that what is journaled and what is believed cannot differ.
 
 Rules. Identity comes from the stream's certificate, never from a message. A message with another session or term than its stream's
 is dropped. Members are compared, never counted. Only the coordinator abandons. Neighbours: `ledger` is the durable state, `roster`
@@ -68,7 +69,7 @@ from shoal.coordinator.records import (
     WorkReported,
 )
 from shoal.coordinator.roster import Presence, Roster, Standing
-from shoal.coordinator.rounds import Round, RoundState, plan_order
+from shoal.coordinator.rounds import Round, RoundState, Slot, plan_order, regrouped
 from shoal.coordinator.shares import Link, planned_shares
 from shoal.coordinator.views import Waiting
 from shoal.protocol.admin import (
@@ -114,12 +115,14 @@ from shoal.protocol.messages import (
     Envelope,
     Evaluate,
     Evaluated,
+    Fetch,
     Fingerprint,
     Finish,
     FromCoordinator,
     Goodbye,
     Have,
     Heartbeat,
+    Held,
     Hello,
     Leave,
     Locate,
@@ -133,8 +136,10 @@ from shoal.protocol.messages import (
     Reachability,
     Ready,
     Refused,
+    Replan,
     Resync,
     Section,
+    Share,
     StateReady,
     StopRule,
     Welcome,
@@ -174,7 +179,7 @@ SEND_OFF_S = 30.0
 """How long a drained member may take to say goodbye."""
 BANS_LIMIT = 10_000
 """Banned identities; every peer keeps the list."""
-_SINCE_MINOR: dict[type, int] = {Leave: 1, Barred: 1, Reachability: 2, Measure: 2}
+_SINCE_MINOR: dict[type, int] = {Leave: 1, Barred: 1, Reachability: 2, Measure: 2, Fetch: 2}
 """Messages that peers of an older minor version do not know, and are not sent."""
 BRIEF_SINCE_MINOR = 2
 """Peers of an older minor version want each part of an entry to say who is in it."""
@@ -298,14 +303,12 @@ class Core:
     def _round_deadlines(self, round_: Round) -> list[float]:
         if round_.state is RoundState.GATHERING:
             return [at for at in (round_.look_again_at, round_.explain_at) if self._clock < at < math.inf]
-        times = [round_.planned_at + round_.deadlines.reduce_s]
+        times = [round_.hurried_at + round_.deadlines.reduce_s]
         if round_.planned_at + SILENCE_S > self._clock:
             times.append(round_.planned_at + SILENCE_S)
         if round_.decided_at is not None and round_.decided_at + round_.deadlines.delivery_s > self._clock:
             times.append(round_.decided_at + round_.deadlines.delivery_s)
-        if round_.settle_at is not None and round_.settle_at > self._clock:
-            times.append(round_.settle_at)
-        return times
+        return times + [at for at in round_.repair_times() if at > self._clock]
 
     # --- streams and sessions ---------------------------------------------------------------------------------------------------
 
@@ -483,8 +486,11 @@ class Core:
         if round_ is None:
             return
         round_.ready.pop(presence.session, None)
-        if round_.state is RoundState.REDUCING and presence.session in round_.collectors.values():
-            self._abandon(round_, f"{self._roster.name(presence.session)} restarted in the middle of it", now)
+        peer = self.ledger.members[presence.session].peer
+        if round_.state is RoundState.REDUCING and round_.collectors.get(peer) == presence.session:
+            round_.forget(presence.session)
+            round_.cut_off(peer, now)
+            self._contributor_lost(round_, peer, "restarted in the middle of it")
 
     def _disconnected(self, connection: int, now: float) -> None:
         self._callers.pop(connection, None)
@@ -537,12 +543,8 @@ class Core:
         round_.members.discard(session)
         round_.ready.pop(session, None)
         if round_.state is RoundState.REDUCING and round_.collectors.get(peer) == session:
-            del round_.collectors[peer]
-            round_.lost.add(peer)
-            round_.settle_at = now + self.spec.timing.grace_s
-            if peer in round_.weights:
-                for other in round_.collectors.values():
-                    self._send(other, ContributorLost(round_.id, peer))
+            round_.lose(peer, now)
+            self._contributor_lost(round_, peer, "is lost")
 
     # --- shared state -----------------------------------------------------------------------------------------------------------
 
@@ -618,6 +620,10 @@ class Core:
             self._send_open(presence.session, round_)
         elif round_.plan is not None and presence.session in round_.collectors.values():
             self._send(presence.session, round_.plan)
+            if replanned := round_.replanned():
+                self._send(presence.session, Replan(round_.id, replanned))
+            for peer in sorted(round_.lost & round_.weights.keys()):
+                self._send(presence.session, ContributorLost(round_.id, peer))
 
     def _locate(self, presence: Presence, said: Locate, now: float) -> None:
         ledger, session = self.ledger, presence.session
@@ -914,6 +920,7 @@ class Core:
             self._send_open(presence.session, self.round)
         if ledger.version == 0:
             self._ask_evaluation(0)
+        self._gather(self.round, now)
 
     def _send_open(self, session: int, round_: Round) -> None:
         opened = round_.opened
@@ -987,7 +994,8 @@ class Core:
         round_.heard_at[presence.session] = now
 
     def _complaint(self, presence: Presence, said: Complaint, now: float) -> None:
-        """Two members could not exchange bulk bytes: evidence about the dialled one, and the end of a round that needs both."""
+        """Two members could not exchange bulk bytes: evidence about the dialled one, whose open parts others reduce; the second
+        time that a member says so in a round, it is taken to be the one that is cut off."""
         complainer = self.ledger.members[presence.session].peer
         if said.peer not in self.ledger.contributions:
             self.stale += 1
@@ -1002,34 +1010,90 @@ class Core:
             self._roster[accused.session].complaints.add(complainer)
             if self._roster[accused.session].way.reach is Reach.PROVEN:
                 self._test_way(self._roster[accused.session])
-        if any(share.reducer.peer == said.peer and slot not in round_.decisions for slot, share in round_.reducer_of.items()):
-            self._abandon(round_, f"{complainer} could not reach {said.peer}: {said.reason}", now)
+        if round_.collectors.get(complainer) != presence.session or said.peer not in round_.undecided_reducers():
+            return
+        first = round_.complained.setdefault(complainer, said.peer)
+        if first == said.peer:
+            round_.shun(said.peer, now)
+        elif complainer not in round_.lost:
+            for presence in self._roster:
+                presence.complaints.discard(complainer)
+            if first not in (round_.complained[peer] for peer in round_.complained if peer != complainer):
+                round_.shunned.discard(first)
+            round_.cut_off(complainer, now)
+            self._contributor_lost(round_, complainer, f"could reach neither {first} nor {said.peer}")
+
+    def _contributor_lost(self, round_: Round, peer: PeerId, why: str) -> None:
+        """The round goes on: what this peer had sent whole counts, what it had not closed others reduce."""
+        if peer in round_.weights:
+            for other in round_.collectors.values():
+                self._send(other, ContributorLost(round_.id, peer))
+        self._log(f"round {round_.id} goes on without {peer}, which {why}")
+
+    def _repair(self, round_: Round, now: float) -> None:
+        """Redo what is lost, and only that; let members fetch from each other what one alone holds."""
+        if redo := round_.to_redo(now):
+            self._redo(round_, redo, now)
+        for holders, slots in round_.to_spread(now).items():
+            parts = []
+            for slot in slots:
+                round_.spread_at[slot] = now
+                parts.append(Held(*slot, round_.decisions[slot].attempt, round_.decisions[slot].digest))
+            contacts = self._roster.contacts(0, only_active=False, among=set(holders))
+            for session in sorted(set(round_.collectors.values()) - holders):
+                self._send(session, Fetch(round_.id, tuple(parts), contacts))
+
+    def _redo(self, round_: Round, slots: list[Slot], now: float) -> None:
+        """Plan these parts again, as the next attempt, for those who are still in the round."""
+        left = round_.weights.keys() - round_.lost
+        if not left:
+            return self._abandon(round_, "no data: every contributor was lost", now)
+        links = [
+            replace(link, reduces=link.reduces and link.contact.peer not in round_.shunned)
+            for link in self._links(round_.collectors, set(left))
+        ]
+        before = {slot: round_.reducer_of[slot] for slot in slots}
+        ranges = self._shares(len(slots), links)
+        if not ranges:
+            return self._abandon(round_, "no member that is left can be dialled by the others", now)
+        shares = regrouped(
+            {slot: replace(share, attempt=before[slot].attempt + 1) for share in ranges for slot in slots[share.start : share.stop]}
+        )
+        round_.redo(shares, now)
+        names = ", ".join(sorted({share.reducer.peer for share in before.values()}))
+        self._log(f"round {round_.id}: {len(slots)} parts of {names} are reduced again by {len(ranges)} others")
+        for session in round_.collectors.values():
+            self._send(session, Replan(round_.id, tuple(shares)))
+        return None
 
     def _advance_round(self, round_: Round, now: float) -> None:
         if round_.state is RoundState.GATHERING:
             self._gather(round_, now)
+        if round_.state is RoundState.REDUCING and round_.collectors:
+            self._repair(round_, now)
         if round_.state is RoundState.REDUCING:
             limits = round_.deadlines
             if round_.may_commit(now, limits.delivery_s):
                 self._commit(round_, now)
             elif not round_.collectors:
                 self._abandon(round_, "every member was lost", now)
-            elif hopeless := round_.hopeless(now):
-                self._abandon(round_, hopeless, now)
             elif contradiction := round_.contradiction():
                 decision, witnesses = contradiction
                 reducer = round_.reducer_of[decision.section, decision.part].reducer.peer
                 what = f"it sent other bytes of part {decision.part} than it reported"
                 self._accuse(round_, reducer, witnesses, what, now)
-            elif now >= round_.planned_at + limits.reduce_s:
+            elif now >= round_.hurried_at + limits.reduce_s:
                 self._abandon(round_, f"no commit within {round(limits.reduce_s, 1):g} s of its plan", now)
 
     def _accuse(self, round_: Round, reducer: PeerId, witnesses: set[int], what: str, now: float) -> None:
-        """A reducer's report cannot be true: it reduces no more while it is here, and the round is made again."""
+        """A reducer's report cannot be true: it reduces no more while it is here, and others reduce its parts of this round."""
         accused = self.ledger.member_of(reducer)
         if accused is not None:
             self._roster[accused.session].complaints |= {self.ledger.members[session].peer for session in witnesses}
-        self._abandon(round_, f"reducer {reducer} reported what cannot be: {what}", now)
+        self._log(f"reducer {reducer} reported what cannot be in round {round_.id}: {what}", "warning")
+        round_.undecide(reducer)
+        round_.shun(reducer, now)
+        self._repair(round_, now)
 
     def _gather(self, round_: Round, now: float) -> None:
         if not round_.members:
@@ -1086,9 +1150,7 @@ class Core:
             if p.session in round_.ready or p.version == ledger.version
         }
         links = self._links(collectors, {contribution.peer for contribution in contributions})
-        codec, parts = self.spec.codec, ledger.origin.layout.fragments[0].parameters
-        sizes = [expectations.bytes_per_value(name, codec.block) for name in (codec.send, codec.return_)]
-        shares = planned_shares(parts, links, Section.PARAMETERS, sent=sizes[0], returned=sizes[1])
+        shares = self._shares(ledger.origin.layout.fragments[0].parameters, links)
         if not shares:
             return self._abandon(round_, "no member can be dialled by the others", now)
         round_.deadlines = self._deadlines(round_, [c.peer for c in contributions], list(collectors))
@@ -1108,6 +1170,12 @@ class Core:
         for session in collectors.values():
             self._send(session, plan)
         return None
+
+    def _shares(self, parts: int, links: list[Link]) -> list[Share]:
+        """Who reduces how many of so many parts."""
+        codec = self.spec.codec
+        sizes = [expectations.bytes_per_value(name, codec.block) for name in (codec.send, codec.return_)]
+        return planned_shares(parts, links, Section.PARAMETERS, sent=sizes[0], returned=sizes[1])
 
     def _links(self, collectors: dict[PeerId, int], contributors: set[PeerId]) -> list[Link]:
         """The links that a plan has to do with. Who is alone reduces for itself and needs no dialling."""

@@ -5,6 +5,9 @@
 
 Rules. The first PartClosed accepted for a part's current attempt decides that part; later ones never change it. A Have counts only
 where its digest equals the decision. Members are compared, never counted: a round waits for *these* members, not for *so many*.
+Repair. A part whose reducer is out of the round is reduced again by another, as the next attempt, if it is undecided, or if nobody
+alive holds what was decided (`to_redo`, `redo`). What too few hold is fetched from those who do (`to_spread`). Nothing else is done
+again.
 Neighbours: `core` feeds it and journals its outcome; `ledger` holds what survives a restart.
 """
 
@@ -13,8 +16,8 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from shoal.coordinator.records import Limits, RoundOpened
 from shoal.protocol.errors import LocalProtocolError
@@ -33,6 +36,10 @@ from shoal.protocol.messages import (
 
 Slot = tuple[Section, int]
 """A part without its attempt."""
+SETTLE_S = 0.5
+"""After a loss, or after the last decision: how long what was delivered before may take to be reported."""
+SPREAD_AGAIN_S = 5.0
+"""After so long, members are asked again to fetch what they lack."""
 
 
 class RoundState(enum.Enum):
@@ -67,10 +74,19 @@ class Round:
     collectors: dict[PeerId, int] = field(default_factory=dict)
     """Sessions of the plan's members, lost ones removed."""
     planned_at: float = 0.0
+    hurried_at: float = 0.0
+    """When the plan was made, or parts of it were planned again: the round's time to reduce runs from here."""
     decided_at: float | None = None
     settle_at: float | None = None
-    """When parts that nobody alive is known to hold are given up."""
+    """When what members hold of an outgoing reducer's parts has had time to be reported."""
     lost: set[PeerId] = field(default_factory=set)
+    """Whose contributions do not come any more, where they are not in yet."""
+    shunned: set[PeerId] = field(default_factory=set)
+    """Collectors that reduce no more in this round: others could not reach them, or their reports cannot be true."""
+    complained: dict[PeerId, PeerId] = field(default_factory=dict)
+    """Whom each collector could not reach first."""
+    spread_at: dict[Slot, float] = field(default_factory=dict)
+    """When members were last asked to fetch a part from each other."""
     refused: set[PeerId] = field(default_factory=set)
     """Contributors that some reducer refused: said once."""
     decisions: dict[Slot, Decision] = field(default_factory=dict)
@@ -137,7 +153,7 @@ class Round:
     def begin_reducing(self, plan: Plan, collectors: dict[PeerId, int], sessions: dict[PeerId, int], now: float) -> None:
         """Gathering is over: this is the plan, and these are the sessions of its collectors and contributors."""
         self.move(RoundState.REDUCING)
-        self.plan, self.collectors, self.sessions, self.planned_at = plan, collectors, sessions, now
+        self.plan, self.collectors, self.sessions, self.planned_at, self.hurried_at = plan, collectors, sessions, now, now
         self.weights = {contribution.peer: contribution.weight for contribution in plan.contributions}
         for share in plan.shares:
             for part in range(share.start, share.stop):
@@ -232,28 +248,111 @@ class Round:
         if self.everyone_holds_everything(everyone):
             return True
         waited = now >= self.decided_at + delivery_s or self.settled(now)
-        return waited and all(len(self.holders(slot)) >= min(2, len(everyone)) for slot in self.reducer_of)
+        return waited and all(len(self.holders(slot)) >= self.enough() for slot in self.reducer_of)
 
     def everyone_holds_everything(self, everyone: set[int]) -> bool:
         """All live members, compared by name, hold all parts as decided."""
         return self.complete() == everyone
 
     def settled(self, now: float) -> bool:
-        """A member was lost, and what it still delivered has had time to be reported."""
-        return self.settle_at is not None and now >= self.settle_at
+        """Somebody went out, and what was delivered until then, or decided since, has had time to be reported."""
+        return self.settle_at is not None and now >= max(self.settle_at, (self.decided_at or 0.0) + SETTLE_S)
 
-    def hopeless(self, now: float) -> str:
-        """Why this round cannot be finished by those who are left; "" while it can."""
-        if not self.lost:
-            return ""
-        for slot, share in self.reducer_of.items():
-            if slot not in self.decisions and share.reducer.peer in self.lost:
-                return f"reducer {share.reducer.peer} was lost before it closed part {slot[1]}"
-        if self.settled(now):
-            for slot, decision in self.decisions.items():
-                if self.reducer_of[slot].reducer.peer in self.lost and len(self.holders(slot)) < min(2, len(self.collectors)):
-                    return f"too few hold part {decision.part} of the lost reducer {self.reducer_of[slot].reducer.peer}"
-        return ""
+    def lose(self, peer: PeerId, now: float) -> None:
+        """A collector is gone for good."""
+        del self.collectors[peer]
+        self.lost.add(peer)
+        self.settle_at = now + SETTLE_S
+
+    def cut_off(self, peer: PeerId, now: float) -> None:
+        """A collector can neither contribute nor reduce any more; it still wants the result."""
+        self.lost.add(peer)
+        self.shun(peer, now)
+
+    def forget(self, session: int) -> None:
+        """A collector does not hold any more what it said that it holds."""
+        for slot, held in self.holds.items():
+            self._compare(slot, session, -1)
+            held.pop(session, None)
+
+    def shun(self, reducer: PeerId, now: float) -> None:
+        """Let others reduce what this one has not closed."""
+        self.shunned.add(reducer)
+        self.settle_at = now + SETTLE_S
+
+    def undecide(self, reducer: PeerId) -> None:
+        """What this reducer reported cannot be true: none of its parts is decided."""
+        for slot in [slot for slot in self.decisions if self.reducer_of[slot].reducer.peer == reducer]:
+            self._undecide(slot)
+        self.decided_at = None
+
+    def _undecide(self, slot: Slot) -> None:
+        for session in self.holds.get(slot, ()):
+            self._compare(slot, session, -1)
+        self._doubted.pop(slot, None)
+        del self.decisions[slot]
+        self._undecided[self.reducer_of[slot].reducer.peer] += 1
+
+    def is_out(self, reducer: PeerId) -> bool:
+        """Whether this peer closes and hands out no parts any more."""
+        return reducer in self.shunned or reducer not in self.collectors
+
+    def enough(self) -> int:
+        """How many live members must hold a part before it is safe."""
+        return min(2, len(self.collectors))
+
+    def to_redo(self, now: float) -> list[Slot]:
+        """Parts that are to be reduced again, in order."""
+        if self.settle_at is None:
+            return []
+        settled = now >= self.settle_at
+        return sorted(
+            (
+                slot
+                for slot, share in self.reducer_of.items()
+                if self.is_out(share.reducer.peer) and (slot not in self.decisions or (settled and not self.holders(slot)))
+            ),
+            key=_by_part,
+        )
+
+    def redo(self, shares: Iterable[Share], now: float) -> None:
+        """These shares replace whatever was planned for their parts."""
+        for share in shares:
+            for part in range(share.start, share.stop):
+                slot = (share.section, part)
+                if slot in self.decisions:
+                    self._undecide(slot)
+                self.spread_at.pop(slot, None)
+                self._undecided[self.reducer_of[slot].reducer.peer] -= 1
+                self._undecided[share.reducer.peer] += 1
+                self.reducer_of[slot] = share
+        self.decided_at, self.hurried_at = None, now
+
+    def to_spread(self, now: float) -> dict[frozenset[int], list[Slot]]:
+        """Decided parts that too few members hold and whose reducer is out, by who holds them."""
+        found: dict[frozenset[int], list[Slot]] = {}
+        if self.settle_at is None or now < self.settle_at:
+            return found
+        for slot in sorted(self.decisions, key=_by_part):
+            holders = self.holders(slot)
+            due = now >= self.spread_at.get(slot, -math.inf) + SPREAD_AGAIN_S
+            if due and self.is_out(self.reducer_of[slot].reducer.peer) and 0 < len(holders) < self.enough():
+                found.setdefault(frozenset(holders), []).append(slot)
+        return found
+
+    def repair_times(self) -> list[float]:
+        """When time alone may change what is to be repaired, or whether the repaired round may be committed."""
+        if self.settle_at is None:
+            return []
+        return [
+            self.settle_at,
+            max(self.settle_at, (self.decided_at or 0.0) + SETTLE_S),
+            *(at + SPREAD_AGAIN_S for at in self.spread_at.values()),
+        ]
+
+    def replanned(self) -> tuple[Share, ...]:
+        """All parts that are not in their first attempt, as they are planned now."""
+        return tuple(regrouped({slot: share for slot, share in self.reducer_of.items() if share.attempt}))
 
     def contradiction(self) -> tuple[Decision, set[int]] | None:
         """A part of which most of the reducer's fellows hold other bytes than the reducer reported, and who they are."""
@@ -301,3 +400,25 @@ def plan_order(contributions: Collection[Contribution], rates: Mapping[PeerId, f
     """The order in which every reducer adds: the fastest uplinks first, so that few contributions wait for their turn, and equal
     ones by peer id. Whoever is not in `rates` comes last."""
     return tuple(sorted(contributions, key=lambda contribution: (-rates.get(contribution.peer, 0.0), contribution.peer)))
+
+
+def regrouped(slots: Mapping[Slot, Share]) -> list[Share]:
+    """Shares of exactly these parts, each by its reducer and in its attempt; neighbours together."""
+    shares: list[Share] = []
+    for section, part in sorted(slots, key=_by_part):
+        share = slots[section, part]
+        last = shares[-1] if shares else None
+        if last is not None and (last.reducer, last.section, last.stop, last.attempt) == (
+            share.reducer,
+            section,
+            part,
+            share.attempt,
+        ):
+            shares[-1] = replace(last, stop=part + 1)
+        else:
+            shares.append(Share(share.reducer, section, part, part + 1, share.attempt))
+    return shares
+
+
+def _by_part(slot: Slot) -> tuple[str, int]:
+    return (slot[0].value, slot[1])

@@ -36,6 +36,7 @@ from shoal.peer.events import (
     ClosePart,
     Collect,
     Discard,
+    DropPart,
     DropPending,
     DropRound,
     EntryApplied,
@@ -78,6 +79,7 @@ BulkEffect = (
     | SendPart
     | Add
     | Discard
+    | DropPart
     | ClosePart
     | ReturnPart
     | FetchPart
@@ -286,6 +288,10 @@ class BulkPlane:
             case Discard(key, peer):
                 if exchange := self._live(key.round):
                     exchange.discard(key, peer)
+            case DropPart(key):
+                if exchange := self._live(key.round):
+                    self._summing.drop_part(key)
+                    exchange.lapse(key)
             case ClosePart(key, divisor):
                 if exchange := self._live(key.round):
                     self._summing.close(key, exchange.spans(key), self._tooled.vault.store, divisor)

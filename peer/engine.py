@@ -29,6 +29,7 @@ from shoal.peer.events import (
     ContributionArrived,
     ContributionRefused,
     Discard,
+    DropPart,
     DropPending,
     DropRound,
     Effect,
@@ -95,12 +96,14 @@ from shoal.protocol.messages import (
     Envelope,
     Evaluate,
     Evaluated,
+    Fetch,
     Fingerprint,
     Finish,
     FromPeer,
     Goodbye,
     Have,
     Heartbeat,
+    Held,
     Hello,
     Layout,
     Leave,
@@ -119,6 +122,7 @@ from shoal.protocol.messages import (
     Replan,
     Resync,
     Section,
+    Share,
     StateReady,
     Welcome,
     Wrap,
@@ -211,6 +215,8 @@ class Engine:
         self._effects: list[Effect] = []
         self._clock = 0.0
         self._early_plan: Plan | None = None
+        self._after_plan: list[Replan | Fetch | ContributorLost] = []
+        """What was said about the round of the early plan since."""
         self._trainer = False
         self._trainer_started = False
         self._labels: set[int] = set()
@@ -341,8 +347,8 @@ class Engine:
         due = (self._locate_at, self._have_at, self._heartbeat_at, self._goodbye_at, self._leave_at, stalled_at)
         times = [t for t in due if t is not None]
         reduction = self.reduction
-        if reduction is not None and reduction.deadline > self._clock and any(not part.closed for part in reduction.own.values()):
-            times.append(reduction.deadline)
+        if reduction is not None and (deadline := reduction.next_deadline(self._clock)) is not None:
+            times.append(deadline)
         return min(times, default=None)
 
     @property
@@ -419,12 +425,11 @@ class Engine:
                 self._wrap(round_id)
             case Plan():
                 self._plan(body, now)
-            case Replan():
-                self.stale += 1
-            case ContributorLost(round_id, peer):
-                if self.reduction is not None and self.reduction.round == round_id:
-                    self.reduction.lost.add(peer)
-                    self._reduce_all(late=False)
+            case Replan() | Fetch() | ContributorLost():
+                if self._early_plan is not None and self._early_plan.round == body.round:
+                    self._after_plan.append(body)
+                else:
+                    self._repair(body, now)
             case Commit():
                 self._take_commit(body)
             case Abandoned(round_id):
@@ -503,7 +508,8 @@ class Engine:
         self.published, self.opened = None, None
         self._wrap_up()
         self._labels.clear()  # what the trainer publishes now belongs to the old membership
-        self.reduction, self._have_at, self._early_plan = None, None, None
+        self.reduction, self._have_at = None, None
+        self._early_plan, self._after_plan = None, []
 
     def _dismissed(self, said: Dismissed) -> None:
         self.session = NO_SESSION
@@ -762,7 +768,7 @@ class Engine:
             self.stale += 1
             return
         if plan.base > self.version:
-            self._early_plan = plan  # its turn comes when the entries before it are applied
+            self._early_plan, self._after_plan = plan, []  # its turn comes when the entries before it are applied
             return
         if self.reduction is not None and self.reduction.round >= plan.round:
             return
@@ -774,12 +780,58 @@ class Engine:
             self._emit(Collect(plan.round, reducer))
         published = self.published is not None and self.opened is not None and self.opened.round == plan.round
         if self.me.peer in reduction.weights and published:
-            self._at_risk = True
+            self._at_risk = reduction.contributes = True
             for key, reducer_id in reduction.sending_order():
                 self._emit(SendPart(key, reducer_id))
 
+    def _repair(self, said: Replan | Fetch | ContributorLost, now: float) -> None:
+        """Somebody went out of the round in hand."""
+        reduction = self.reduction
+        if reduction is None or reduction.round != said.round:
+            self.stale += 1
+            return
+        match said:
+            case Replan(_, shares):
+                self._replan(reduction, shares, now)
+            case Fetch(_, parts, contacts):
+                self._fetch_results(reduction, parts, contacts)
+            case ContributorLost(_, peer):
+                reduction.lost.add(peer)
+                self._reduce_all(now)
+            case _:
+                assert_never(said)
+
+    def _replan(self, reduction: RoundBook, shares: tuple[Share, ...], now: float) -> None:
+        """Some parts are reduced again, by others."""
+        again = reduction.replan(shares, now)
+        if not again.shares:
+            self.stale += 1
+            return
+        for key in again.lapsed:
+            self._emit(DropPart(key))
+        self._emit(BeginReduce(replace(reduction.plan, shares=tuple(again.shares))))
+        for reducer in again.reducers:
+            self._emit(Collect(reduction.round, reducer))
+        if reduction.contributes:
+            for share in again.shares:
+                self._emit(SendPart(PartKey(reduction.round, share.section, share.start, share.attempt), share.reducer.peer))
+        for key, digest in again.arrived:
+            self._hold(key, digest)
+        self._reduce_all(now)
+
+    def _fetch_results(self, reduction: RoundBook, parts: tuple[Held, ...], contacts: tuple[Contact, ...]) -> None:
+        """What the reducer does not return any more, others have."""
+        for part in parts:
+            slot, key = (part.section, part.part), PartKey(reduction.round, part.section, part.part, part.attempt)
+            share = reduction.reducer_of.get(slot)
+            if share is not None and share.attempt == part.attempt and reduction.results.get(slot) != part:
+                self._fetch_part(key, part.digest, contacts)
+
     def _contribution(self, key: PartKey, peer: PeerId) -> None:
         reduction = self.reduction
+        if reduction is not None and reduction.is_to_come(key) and peer in reduction.weights:
+            reduction.keep_for_later(key, peer)
+            return
         if reduction is None or not reduction.expects(key, peer):
             self.stale += 1
             if reduction is None or not reduction.waits(key, peer):  # a second copy of one that waits is the same bytes
@@ -811,10 +863,10 @@ class Engine:
             part.closed = True
             self._emit(ClosePart(part.key, reduction.divisor(part)))
 
-    def _reduce_all(self, late: bool) -> None:
+    def _reduce_all(self, now: float) -> None:
         if self.reduction is not None:
             for part in self.reduction.own.values():
-                self._reduce(self.reduction, part, late)
+                self._reduce(self.reduction, part, now >= part.deadline)
 
     def _part_reduced(self, key: PartKey, digest: bytes) -> None:
         reduction = self.reduction
@@ -829,14 +881,18 @@ class Engine:
         self._hold(key, digest)
 
     def _result(self, key: PartKey, digest: bytes, now: float) -> None:
-        if key in self._fetching_parts:
-            self._fetching_parts.discard(key)
+        fetched = key in self._fetching_parts
+        self._fetching_parts.discard(key)
+        if fetched and any(commit.round == key.round for commit in self._commits.values()):
             self._note_bytes(key, digest)
             return
         reduction = self.reduction
         share = reduction.reducer_of.get((key.section, key.part)) if reduction is not None else None
         if reduction is None or reduction.round != key.round or share is None or share.attempt != key.attempt:
-            self.stale += 1
+            if reduction is not None and reduction.is_to_come(key):
+                reduction.keep_result_for_later(key, digest)
+            else:
+                self.stale += 1
             return
         self._hold(key, digest)
         if not reduction.complete() and self._have_at is None:
@@ -878,7 +934,7 @@ class Engine:
         if self.reduction is not None and self.reduction.round == round_id:
             self._emit(Tell(f"round {round_id} was abandoned: {reason}; nothing is lost"))
         if self._early_plan is not None and self._early_plan.round == round_id:
-            self._early_plan = None
+            self._early_plan, self._after_plan = None, []
         self._forget_rounds(round_id)
 
     def _stream_failed(self, round_id: int, peer: PeerId, reason: str) -> None:
@@ -895,7 +951,10 @@ class Engine:
         self._pursue(now)
         if self._early_plan is not None and self._early_plan.base <= self.version:
             plan, self._early_plan = self._early_plan, None
+            said, self._after_plan = self._after_plan, []
             self._plan(plan, now)
+            for body in said:
+                self._repair(body, now)
         if self.welcomed and self._settled():
             if not self.announced and self._trainer and self.version != NO_VERSION:
                 self._introduce_state()
@@ -920,8 +979,8 @@ class Engine:
             silent_s = now - self._moved_at if self._moved_at is not None else STALL_S
             fix = "if its steps are not that long, stop its process: another is started"
             self._emit(Tell(f"the trainer finished no step for {silent_s:.0f} s: {fix}", "warning"))
-        if self.reduction is not None and now >= self.reduction.deadline:
-            self._reduce_all(late=True)
+        if self.reduction is not None and self.reduction.is_late(now):
+            self._reduce_all(now)
         if self._goodbye_at is not None and (now >= self._goodbye_at or not self._has_work_to_finish()):
             self._goodbye_at = None
             self._say(Goodbye(self._leaving.reason))
@@ -996,10 +1055,12 @@ class Engine:
             return
         digests = {(part.section, part.part): part.digest for part in commit.parts}
         for key in missing:
-            if key not in self._fetching_parts:
-                self._fetching_parts.add(key)
-                contacts = tuple(c for c in commit.contacts if c.peer != self.me.peer)
-                self._emit(FetchPart(key, digests[key.section, key.part], contacts))
+            self._fetch_part(key, digests[key.section, key.part], commit.contacts)
+
+    def _fetch_part(self, key: PartKey, digest: bytes, contacts: tuple[Contact, ...]) -> None:
+        if key not in self._fetching_parts:
+            self._fetching_parts.add(key)
+            self._emit(FetchPart(key, digest, tuple(contact for contact in contacts if contact.peer != self.me.peer)))
 
     def _apply(self, commit: Commit) -> None:
         included = self._included(commit)

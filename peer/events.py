@@ -430,7 +430,8 @@ class KeepSession:
 
 @dataclass(frozen=True)
 class BeginReduce:
-    """A plan came: bulk bytes of this round (run, term, group, round as in the plan) may be sent and received from now on."""
+    """A plan came, or other attempts at some of its parts (then with those shares only): bulk bytes of this round (run, term,
+    group, round as in the plan) may be sent and received from now on. Earlier attempts at these parts are over."""
 
     plan: Plan
 
@@ -467,6 +468,13 @@ class Discard:
 
     key: PartKey
     peer: PeerId
+
+
+@dataclass(frozen=True)
+class DropPart:
+    """As reducer: this attempt is over; forget its sum, and the contributions that wait for it."""
+
+    key: PartKey
 
 
 @dataclass(frozen=True)
@@ -533,6 +541,7 @@ Effect = (
     | SendPart
     | Add
     | Discard
+    | DropPart
     | ClosePart
     | ReturnPart
     | FetchPart

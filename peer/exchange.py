@@ -135,6 +135,8 @@ class Exchange:
         self.received_bytes = 0
         self._told_own_fault = False
         self._owners: dict[PartKey, PeerId] = {}
+        self._current: dict[tuple[Section, int], PartKey] = {}
+        """The attempt at each part that counts."""
         self._own_parts: set[PartKey] = set()
         self._allowance = 0
         self._arrived: dict[PeerId, set[PartKey]] = {}
@@ -175,13 +177,21 @@ class Exchange:
     # --- what the plan says -----------------------------------------------------------------------------------------------------
 
     def extend(self, plan: Plan) -> None:
-        """Take the shares of the plan, or of the same plan with re-planned shares added."""
+        """Take the shares of the plan, or those that were planned again: earlier attempts at their parts are over."""
         for share in plan.shares:
             for part in range(share.start, share.stop):
-                self._owners[PartKey(plan.round, share.section, part, share.attempt)] = share.reducer.peer
+                key = PartKey(plan.round, share.section, part, share.attempt)
+                if (former := self._current.get((share.section, part))) is not None:
+                    del self._owners[former]
+                self._current[share.section, part] = key
+                self._owners[key] = share.reducer.peer
         self._own_parts = {key for key, owner in self._owners.items() if owner == self.tools.me}
         self._allowance = sum(self.tools.send_codec.encoded_size(spans) for key in self._own_parts if (spans := self.spans(key)))
         self._arrived_planned = Counter({peer: len(keys & self._own_parts) for peer, keys in self._arrived.items()})
+
+    def is_over(self, key: PartKey) -> bool:
+        """Whether a later attempt at this part was planned."""
+        return self._current.get((key.section, key.part), key).attempt > key.attempt
 
     def spans(self, key: PartKey) -> tuple[int, ...]:
         """The spans of a part; none when the layout has no such part."""
@@ -275,7 +285,7 @@ class Exchange:
         if reducer not in self.outbound:
             self.outbound[reducer] = stream = Outbound(self, reducer, dial)
             for key in self._asked.get(reducer, ()):
-                if key not in self.results:
+                if key not in self.results and not self.is_over(key):
                     stream.send(key)
             self.spawn(stream.run())
 
@@ -295,7 +305,7 @@ class Exchange:
         me = self.tools.me
         while self._own:
             key = self._own.popleft()
-            if key in self._arrived.get(me, ()):
+            if key in self._arrived.get(me, ()) or self.is_over(key):
                 continue
             self._arrives(key, me)
             try:
@@ -398,6 +408,11 @@ class Exchange:
         if (payload := self.hand_over(key, peer)) is not None:
             self.done_with(peer, payload)
 
+    def lapse(self, key: PartKey) -> None:
+        """Another attempt was planned at a part that this peer was reducing: nobody's contribution to this one counts."""
+        for held, peer in [slot for slot in self._held if slot[0] == key]:
+            self.discard(held, peer)
+
     def done_with(self, peer: PeerId, payload: memoryview | Spilled) -> None:
         """Nobody needs a contribution's bytes any more: more of its sender's may come."""
         self._forget(payload)
@@ -463,8 +478,7 @@ class Exchange:
 
     def owes(self, reducer: PeerId) -> bool:
         """Whether a reducer has parts by plan of which nothing final is here."""
-        here = {(key.section, key.part) for key in self.results}
-        return any(owner == reducer and (key.section, key.part) not in here for key, owner in self._owners.items())
+        return any(owner == reducer and key not in self.results for key, owner in self._owners.items())
 
     def expects(self, header: FrameHeader, payload: memoryview, reducer: PeerId) -> bool:
         """Whether to `collect` a final part that came in, which then counts as being here; what is not wanted is counted."""
@@ -572,7 +586,7 @@ class Outbound:
             await asyncio.sleep(limits.reopen_s * 2**tries)
             tries += 1
             # What has no result yet may be lost with the stream; the reducer recognises what it has.
-            self._todo = deque(key for key in self._asked if key not in self._exchange.results)
+            self._todo = deque(key for key in self._asked if key not in self._exchange.results and not self._exchange.is_over(key))
             self._more.set()
 
     async def _stream(self) -> None:
@@ -610,6 +624,8 @@ class Outbound:
                 self._more.clear()
                 await self._more.wait()
             key = self._todo.popleft()
+            if exchange.is_over(key):
+                continue
             try:
                 pack = exchange.pays(self._reducer, _CONTRIBUTION)
                 frame = await exchange.tools.workers.part(exchange.encode_frame, key, pack)

@@ -125,11 +125,23 @@ class Reducer:
     def drop_round(self, round_id: int) -> None:
         """Forget the sums of a round."""
         for key in [key for key in self._sums if key.round == round_id]:
-            part = self._sums.pop(key)
-            part.dropped = True
-            part.todo.clear()
-            if not part.running:
-                self._free(part)
+            self.drop_part(key)
+
+    def drop_part(self, key: PartKey) -> None:
+        """Forget the sum of a part, if there is one, and what was to be added to it."""
+        if (part := self._sums.pop(key, None)) is None:
+            return
+        todo, part.todo = part.todo, []
+        part.dropped = True
+        self._let_go(key, todo)
+        if not part.running:
+            self._free(part)
+
+    def _let_go(self, key: PartKey, todo: list[Addition | float]) -> None:
+        """Nobody needs the bytes of these contributions any more."""
+        for step in todo:
+            if isinstance(step, Addition) and self._added is not None:
+                self._added(key, step)
 
     def _pump(self, part: _Sum) -> None:
         if part.running or not part.todo:
@@ -186,9 +198,7 @@ class Reducer:
         part.running = False
         if done.cancelled():
             return
-        for step in todo:
-            if isinstance(step, Addition) and self._added is not None:
-                self._added(part.key, step)
+        self._let_go(part.key, todo)
         if (error := done.exception()) is not None:
             self._failed(error)
             return

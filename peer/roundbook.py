@@ -1,14 +1,15 @@
-"""One plan as one peer sees it: what it sends, what it adds in which order, what it holds of the result.
+"""One plan as one peer sees it, repairs included: what it sends, what it adds in which order, what it holds of the result.
 
 Rules. Contributions are added in plan order, never in order of arrival, so that the value is reproducible; early ones wait encoded.
-The divisor is the weight that was really added. A part that nobody contributed to cannot close. Neighbours: `engine` turns the
-questions asked here into effects; `reduction` does the arithmetic.
+The divisor is the weight that was really added. A part that nobody contributed to cannot close. A part's newest attempt is the only
+one that counts; what belongs to a newer one than was heard of waits for word of it. Neighbours: `engine` turns the questions asked
+here into effects; `reduction` does the arithmetic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from shoal.protocol.messages import Contact, Held, PartKey, PeerId, Plan, Section, Share
 
@@ -21,6 +22,8 @@ class OwnPart:
     """A part that this peer reduces."""
 
     key: PartKey
+    deadline: float
+    """When it is closed with what is here."""
     arrived: set[PeerId] = field(default_factory=set)
     """Contributions that wait, encoded, for their turn."""
     added: list[PeerId] = field(default_factory=list)
@@ -32,26 +35,84 @@ class OwnPart:
     closed: bool = False
 
 
+@dataclass
+class Replanned:
+    """What another attempt at some parts changes."""
+
+    shares: list[Share] = field(default_factory=list)
+    """One part each."""
+    reducers: list[Contact] = field(default_factory=list)
+    """Those that had no part before."""
+    lapsed: list[PartKey] = field(default_factory=list)
+    """Attempts that this peer was making, and that count no more."""
+    arrived: list[tuple[PartKey, bytes]] = field(default_factory=list)
+    """Results of the new attempts that are here already."""
+
+
 class RoundBook:
     """Bookkeeping of the round that is being reduced."""
 
     def __init__(self, plan: Plan, me: PeerId, now: float) -> None:
         self.plan = plan
+        """As it was first made; `reducer_of` knows of repairs."""
         self.me = me
-        self.deadline = now + plan.deadline_s
         self.weights = {contribution.peer: contribution.weight for contribution in plan.contributions}
         self.order = [contribution.peer for contribution in plan.contributions]
+        self.contributes = False
+        """This peer sends its work to the reducers."""
         self.lost: set[PeerId] = set()
         self.own: dict[Slot, OwnPart] = {}
         self.reducer_of: dict[Slot, Share] = {}
         self.results: dict[Slot, Held] = {}
         self.unsaid: list[Held] = []
         """Results not yet reported to the coordinator."""
+        self._early: dict[PartKey, set[PeerId]] = {}
+        self._early_results: dict[PartKey, bytes] = {}
         for share in plan.shares:
+            self._take(share, now)
+
+    def _take(self, share: Share, now: float) -> None:
+        for part in range(share.start, share.stop):
+            slot = (share.section, part)
+            self.reducer_of[slot] = share
+            self.own.pop(slot, None)
+            if share.reducer.peer == self.me:
+                key = PartKey(self.round, share.section, part, share.attempt)
+                self.own[slot] = OwnPart(key, now + self.plan.deadline_s, self._early.pop(key, set()))
+
+    def replan(self, shares: Iterable[Share], now: float) -> Replanned:
+        """Take what was planned again; what was heard before, or belongs to no part of the plan, changes nothing."""
+        before = {contact.peer for contact in self.reducers()}
+        found = Replanned()
+        for share in shares:
             for part in range(share.start, share.stop):
-                self.reducer_of[share.section, part] = share
-                if share.reducer.peer == me:
-                    self.own[share.section, part] = OwnPart(PartKey(plan.round, share.section, part, share.attempt))
+                slot, key = (share.section, part), PartKey(self.round, share.section, part, share.attempt)
+                known = self.reducer_of.get(slot)
+                if known is None or known.attempt >= share.attempt:
+                    continue
+                if slot in self.own:
+                    found.lapsed.append(self.own[slot].key)
+                self.results.pop(slot, None)
+                found.shares.append(replace(share, start=part, stop=part + 1))
+                self._take(found.shares[-1], now)
+                if (digest := self._early_results.pop(key, None)) is not None:
+                    found.arrived.append((key, digest))
+        self.unsaid = [held for held in self.unsaid if self.results.get((held.section, held.part)) == held]
+        found.reducers.extend(contact for contact in self.reducers() if contact.peer not in before)
+        return found
+
+    def is_to_come(self, key: PartKey) -> bool:
+        """Whether this belongs to an attempt that this peer has yet to hear of."""
+        share = self.reducer_of.get((key.section, key.part))
+        return key.round == self.round and share is not None and key.attempt > share.attempt
+
+    def keep_for_later(self, key: PartKey, peer: PeerId) -> None:
+        """A contribution to an attempt that is to come is here, encoded."""
+        self._early.setdefault(key, set()).add(peer)
+
+    def keep_result_for_later(self, key: PartKey, digest: bytes) -> None:
+        """A result of an attempt that is to come is here."""
+        self._early_results[key] = digest
 
     @property
     def round(self) -> int:
@@ -61,7 +122,7 @@ class RoundBook:
     def reducers(self) -> list[Contact]:
         """The other peers that reduce something, each once."""
         seen: dict[PeerId, Contact] = {}
-        for share in self.plan.shares:
+        for share in self.reducer_of.values():
             if share.reducer.peer != self.me:
                 seen.setdefault(share.reducer.peer, share.reducer)
         return list(seen.values())
@@ -91,9 +152,9 @@ class RoundBook:
         )
 
     def waits(self, key: PartKey, peer: PeerId) -> bool:
-        """Whether this contribution is here already, encoded, until its turn comes."""
+        """Whether this contribution is here already, encoded, until its turn comes, or its attempt's."""
         part = self.own.get((key.section, key.part))
-        return part is not None and key == part.key and peer in part.arrived
+        return (part is not None and key == part.key and peer in part.arrived) or peer in self._early.get(key, ())
 
     def is_current(self, key: PartKey, part: OwnPart) -> bool:
         """Whether a contribution is to the attempt that this peer is making."""
@@ -114,6 +175,14 @@ class RoundBook:
     def ready_to_close(self, part: OwnPart) -> bool:
         """Every contribution that can come was added, and there is at least one."""
         return not part.closed and part.turn == len(self.order) and bool(part.added)
+
+    def next_deadline(self, now: float) -> float | None:
+        """When the next part that this peer reduces has to be closed."""
+        return min((part.deadline for part in self.own.values() if not part.closed and part.deadline > now), default=None)
+
+    def is_late(self, now: float) -> bool:
+        """Whether some part that this peer reduces has to be closed now."""
+        return any(not part.closed and now >= part.deadline for part in self.own.values())
 
     def divisor(self, part: OwnPart) -> float:
         """The weight that was really added."""

@@ -26,7 +26,7 @@ NO_SESSION = 0
 
 PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 2
 """Peers and coordinator of different majors refuse each other; a higher minor only adds. Minor 1: Leave, Barred, Push, the stop
-rules TIME and SAMPLES. Minor 2: Reachability, Measure."""
+rules TIME and SAMPLES. Minor 2: Reachability, Measure, Fetch."""
 
 DIGEST_BYTES = 32
 
@@ -399,10 +399,20 @@ class Plan:
 
 @dataclass(frozen=True)
 class Replan:
-    """ "These parts were lost with their reducer and are reduced anew: send them, and only them, again." """
+    """ "These parts were lost with their reducer and are reduced anew: send them, and only them, again." Said again, with all parts
+    of attempts above 0, to a member that comes back."""
 
     round: int
     shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """ "These parts are decided, and their reducer hands them out no more: fetch what you lack of them, by digest, from these." """
+
+    round: int
+    parts: tuple[Held, ...]
+    contacts: tuple[Contact, ...]
 
 
 @dataclass(frozen=True)
@@ -553,6 +563,7 @@ FromCoordinator = (
     | Wrap
     | Plan
     | Replan
+    | Fetch
     | ContributorLost
     | Commit
     | Abandoned

@@ -389,6 +389,16 @@ class Replan(_message.Message):
     shares: _containers.RepeatedCompositeFieldContainer[Share]
     def __init__(self, round: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ...) -> None: ...
 
+class Fetch(_message.Message):
+    __slots__ = ("round", "parts", "contacts")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    CONTACTS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    parts: _containers.RepeatedCompositeFieldContainer[Held]
+    contacts: _containers.RepeatedCompositeFieldContainer[Contact]
+    def __init__(self, round: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., contacts: _Optional[_Iterable[_Union[Contact, _Mapping]]] = ...) -> None: ...
+
 class ContributorLost(_message.Message):
     __slots__ = ("round", "peer")
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -1010,7 +1020,7 @@ class Looked(_message.Message):
     def __init__(self, now: _Optional[float] = ..., seen_from: _Optional[str] = ..., trouble: _Optional[str] = ..., payload: _Optional[bytes] = ..., certificate_s: _Optional[float] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("session", "term", "hello", "heartbeat", "state_ready", "locate", "ready", "part_closed", "have", "applied", "fingerprint", "evaluated", "complaint", "goodbye", "welcome", "refused", "build_origin", "donors", "catch_up", "open", "wrap", "plan", "replan", "contributor_lost", "commit", "abandoned", "evaluate", "resync", "notice", "finish", "dismissed", "leave", "barred", "push", "reachability", "measure")
+    __slots__ = ("session", "term", "hello", "heartbeat", "state_ready", "locate", "ready", "part_closed", "have", "applied", "fingerprint", "evaluated", "complaint", "goodbye", "welcome", "refused", "build_origin", "donors", "catch_up", "open", "wrap", "plan", "replan", "contributor_lost", "commit", "abandoned", "evaluate", "resync", "notice", "finish", "dismissed", "leave", "barred", "push", "reachability", "measure", "fetch")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -1047,6 +1057,7 @@ class Envelope(_message.Message):
     PUSH_FIELD_NUMBER: _ClassVar[int]
     REACHABILITY_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
     session: int
     term: int
     hello: Hello
@@ -1083,7 +1094,8 @@ class Envelope(_message.Message):
     push: Push
     reachability: Reachability
     measure: Measure
-    def __init__(self, session: _Optional[int] = ..., term: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., state_ready: _Optional[_Union[StateReady, _Mapping]] = ..., locate: _Optional[_Union[Locate, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., part_closed: _Optional[_Union[PartClosed, _Mapping]] = ..., have: _Optional[_Union[Have, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., complaint: _Optional[_Union[Complaint, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., build_origin: _Optional[_Union[BuildOrigin, _Mapping]] = ..., donors: _Optional[_Union[Donors, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., wrap: _Optional[_Union[Wrap, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., replan: _Optional[_Union[Replan, _Mapping]] = ..., contributor_lost: _Optional[_Union[ContributorLost, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandoned: _Optional[_Union[Abandoned, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., barred: _Optional[_Union[Barred, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., reachability: _Optional[_Union[Reachability, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ...) -> None: ...
+    fetch: Fetch
+    def __init__(self, session: _Optional[int] = ..., term: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., state_ready: _Optional[_Union[StateReady, _Mapping]] = ..., locate: _Optional[_Union[Locate, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., part_closed: _Optional[_Union[PartClosed, _Mapping]] = ..., have: _Optional[_Union[Have, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., fingerprint: _Optional[_Union[Fingerprint, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., complaint: _Optional[_Union[Complaint, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., build_origin: _Optional[_Union[BuildOrigin, _Mapping]] = ..., donors: _Optional[_Union[Donors, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., wrap: _Optional[_Union[Wrap, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., replan: _Optional[_Union[Replan, _Mapping]] = ..., contributor_lost: _Optional[_Union[ContributorLost, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abandoned: _Optional[_Union[Abandoned, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., barred: _Optional[_Union[Barred, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., reachability: _Optional[_Union[Reachability, _Mapping]] = ..., measure: _Optional[_Union[Measure, _Mapping]] = ..., fetch: _Optional[_Union[Fetch, _Mapping]] = ...) -> None: ...
 
 class AdminCommand(_message.Message):
     __slots__ = ("get_status", "get_peers", "get_rounds", "get_events", "make_invite", "pause", "resume", "stop", "kick", "ban", "unban", "drain", "change", "grant", "get_settings", "get_leaderboard", "get_invites", "revoke_invite")

@@ -58,7 +58,8 @@ def everything_packs(stage: Stage) -> None:
 def test_a_complaint_of_any_length_ends_a_round_and_no_stream() -> None:
     stage = Stage()
     ada, bob, cyd = stage.reducing("ada", "bob", "cyd")
-    ada.says(Complaint(stage.round, "bob", LONGEST))
+    for peer, other in ((ada, "bob"), (bob, "cyd"), (cyd, "ada")):
+        peer.says(Complaint(0, other, LONGEST))
     assert all(len(peer.last(Abandoned).reason) < 2 * TEXT_LIMIT for peer in (ada, bob, cyd))
     stage.wait(1)
     everything_packs(stage)

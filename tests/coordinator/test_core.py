@@ -46,6 +46,7 @@ from shoal.coordinator.records import (
     Spent,
     TermRaised,
 )
+from shoal.coordinator.rounds import SETTLE_S, SPREAD_AGAIN_S
 from shoal.protocol.admin import (
     AdminCommand,
     AdminError,
@@ -81,6 +82,7 @@ from shoal.protocol.messages import (
     Envelope,
     Evaluate,
     Evaluated,
+    Fetch,
     Fingerprint,
     Finish,
     FragmentShape,
@@ -101,8 +103,10 @@ from shoal.protocol.messages import (
     Push,
     Ready,
     Refused,
+    Replan,
     Resync,
     Section,
+    Share,
     Span,
     StateReady,
     Welcome,
@@ -188,17 +192,20 @@ class Peer:
         plan = self.stage.plan
         peers = contributors or tuple(contribution.peer for contribution in plan.contributions)
         divisor = sum(contribution.weight for contribution in plan.contributions if contribution.peer in peers)
-        self.says(PartClosed(PartKey(plan.round, Section.PARAMETERS, part), peers, float(divisor), digest(part)))
+        key = PartKey(plan.round, Section.PARAMETERS, part, self.stage.attempt(part))
+        self.says(PartClosed(key, peers, float(divisor), digest(part)))
 
     def closes_its_parts(self, *contributors: str) -> None:
-        for share in self.stage.plan.shares:
-            if share.reducer.peer == self.name:
-                for part in range(share.start, share.stop):
-                    self.closes(part, *contributors)
+        """Those that it has not closed, in their newest attempt."""
+        round_ = self.stage.core.round
+        assert round_ is not None
+        for slot, share in round_.reducer_of.items():
+            if share.reducer.peer == self.name and slot not in round_.decisions:
+                self.closes(slot[1], *contributors)
 
     def has(self, *parts: int) -> None:
-        wanted = parts or range(PARTS)
-        self.says(Have(self.stage.round, tuple(Held(Section.PARAMETERS, part, 0, digest(part)) for part in wanted)))
+        held = (Held(Section.PARAMETERS, part, self.stage.attempt(part), digest(part)) for part in parts or range(PARTS))
+        self.says(Have(self.stage.round, tuple(held)))
 
     # --- what it hears ----------------------------------------------------------------------------------------------------------
 
@@ -318,6 +325,12 @@ class Stage:
         assert self.core.round is not None
         assert self.core.round.plan is not None
         return self.core.round.plan
+
+    def attempt(self, part: int) -> int:
+        """The attempt at a part that counts; 0 where there is no plan."""
+        assert self.core.round is not None
+        share = self.core.round.reducer_of.get((Section.PARAMETERS, part))
+        return share.attempt if share is not None else 0
 
     def journaled(self, kind: type[T]) -> list[T]:
         return [record for record in self.records if isinstance(record, kind)]
@@ -969,19 +982,71 @@ def test_a_contributor_that_died_after_its_parts_were_closed_counts() -> None:
     assert stage.core.ledger.free == []
 
 
-def test_losing_a_reducer_before_it_closed_its_part_abandons_the_round() -> None:
+def test_what_a_lost_reducer_had_not_closed_is_reduced_again_by_the_others_and_nothing_else() -> None:
     stage = Stage(spec(min_peers=3))
-    ada, _bob, cyd = stage.reducing("ada", "bob", "cyd")
+    ada, bob, cyd = stage.reducing("ada", "bob", "cyd")
+    ada.closes_its_parts()
     cyd.breaks()
     stage.wait(GRACE_S)
-    assert ada.last(Abandoned) == Abandoned(0, "reducer cyd was lost before it closed part 2")
-    (abandoned,) = stage.journaled(RoundAbandoned)
-    assert (abandoned.round, abandoned.reason) == (0, "reducer cyd was lost before it closed part 2")
-    assert [(showing.peer, showing.outcome) for showing in abandoned.showings] == [
-        ("ada", "left out"),
-        ("bob", "left out"),
-        ("cyd", "lost"),
+    again = Replan(0, (Share(Contact("ada", "ada:1"), Section.PARAMETERS, 2, 3, 1),))
+    assert ada.all(Replan) == bob.all(Replan) == [again]
+    assert stage.logged("round 0: 1 parts of cyd are reduced again by 1 others")
+    for peer in (ada, bob):
+        peer.closes_its_parts("ada", "bob")
+    for peer in (ada, bob):
+        peer.has()
+    (record,) = stage.journaled(RoundCommitted)
+    assert [(part.part, part.attempt, part.contributors) for part in record.decisions] == [
+        (0, 0, ("ada", "bob", "cyd")),  # cyd's work had come whole
+        (1, 0, ("ada", "bob")),
+        (2, 1, ("ada", "bob")),
     ]
+    assert record.spent == (Spent(1, 4, 40), Spent(2, 4, 40), Spent(3, 4, 40))
+    assert not stage.journaled(RoundAbandoned)
+
+
+def test_reducers_that_are_lost_one_after_the_other_leave_all_parts_to_the_last_member() -> None:
+    stage = Stage(spec(min_peers=3))
+    ada, bob, cyd = stage.reducing("ada", "bob", "cyd")
+    cyd.breaks()
+    stage.wait(GRACE_S)
+    ada.breaks()
+    stage.wait(GRACE_S)
+    assert [(share.start, share.stop, share.attempt) for share in bob.last(Replan).shares] == [(0, 1, 1), (2, 3, 2)]
+    bob.closes_its_parts("bob")
+    bob.has()
+    (record,) = stage.journaled(RoundCommitted)
+    assert {part.contributors for part in record.decisions} == {("bob",)}
+
+
+def test_a_round_whose_every_contributor_is_lost_has_no_data() -> None:
+    stage = Stage(spec(min_peers=3))
+    ada, bob, cyd = stage.members("ada", "bob", "cyd")
+    for peer, samples in ((ada, 0), (bob, 4), (cyd, 0)):
+        peer.is_ready(samples)
+    bob.breaks()
+    stage.wait(GRACE_S)
+    assert ada.last(Abandoned) == Abandoned(0, "no data: every contributor was lost")
+    (abandoned,) = stage.journaled(RoundAbandoned)
+    assert [(showing.peer, showing.outcome) for showing in abandoned.showings] == [
+        ("ada", "nothing"),
+        ("bob", "lost"),
+        ("cyd", "nothing"),
+    ]
+
+
+def test_a_round_without_a_reducer_that_others_can_dial_is_abandoned() -> None:
+    stage = Stage(spec(min_peers=3))
+    ada, bob, cyd = stage.peer("ada"), stage.peer("bob", address=""), stage.peer("cyd", address="")
+    for peer in (ada, bob, cyd):
+        peer.dial()
+        peer.is_at(0)
+    stage.wait(JOIN_WAIT_S)
+    for peer in (ada, bob, cyd):
+        peer.is_ready()
+    ada.breaks()
+    stage.wait(GRACE_S)
+    assert bob.last(Abandoned) == Abandoned(0, "no member that is left can be dialled by the others")
 
 
 def test_losing_a_reducer_whose_parts_two_others_hold_does_no_harm() -> None:
@@ -996,7 +1061,7 @@ def test_losing_a_reducer_whose_parts_two_others_hold_does_no_harm() -> None:
     assert ada.last(Commit).contacts == (Contact("ada", "ada:1"), Contact("bob", "bob:1"))
 
 
-def test_a_lost_reducers_part_that_too_few_hold_is_given_up_when_its_last_words_had_time_to_arrive() -> None:
+def test_a_lost_reducers_part_that_one_member_holds_is_fetched_by_the_others_and_keeps_its_contributors() -> None:
     stage = Stage(spec(min_peers=3))
     ada, bob, cyd = stage.reducing("ada", "bob", "cyd")
     for peer in (ada, bob, cyd):
@@ -1004,10 +1069,38 @@ def test_a_lost_reducers_part_that_too_few_hold_is_given_up_when_its_last_words_
     ada.has()
     bob.has(0, 1)
     cyd.breaks()
-    stage.wait(GRACE_S + GRACE_S - 0.1)
-    assert not ada.all(Abandoned)
+    stage.wait(GRACE_S + SETTLE_S - 0.1)
+    assert not bob.all(Fetch)
     stage.wait(0.1)
-    assert ada.last(Abandoned) == Abandoned(0, "too few hold part 2 of the lost reducer cyd")
+    wanted = Fetch(0, (Held(Section.PARAMETERS, 2, 0, digest(2)),), (Contact("ada", "ada:1"),))
+    assert (bob.all(Fetch), ada.all(Fetch)) == ([wanted], [])
+    stage.wait(SPREAD_AGAIN_S)
+    assert bob.all(Fetch) == [wanted, wanted]
+    bob.has()
+    (record,) = stage.journaled(RoundCommitted)
+    assert [part.contributors for part in record.decisions] == [("ada", "bob", "cyd")] * PARTS
+    assert not ada.all(Replan)
+
+
+def test_a_lost_reducers_decided_part_that_nobody_holds_is_reduced_again_once_that_is_sure() -> None:
+    stage = Stage(spec(min_peers=3))
+    ada, bob, cyd = stage.reducing("ada", "bob", "cyd")
+    for peer in (ada, bob, cyd):
+        peer.closes_its_parts()
+    ada.has(0, 1)
+    bob.has(0, 1)
+    cyd.breaks()
+    stage.wait(GRACE_S + SETTLE_S - 0.1)
+    assert not ada.all(Replan)
+    stage.wait(0.1)
+    assert [(share.start, share.stop, share.attempt) for share in ada.last(Replan).shares] == [(2, 3, 1)]
+    for peer in (ada, bob):
+        peer.says(Have(0, (Held(Section.PARAMETERS, 2, 0, digest(2)),)))  # too late: that attempt is over
+    assert not stage.journaled(RoundCommitted)
+    ada.closes(2, "ada", "bob")
+    for peer in (ada, bob):
+        peer.has()
+    assert [part.attempt for part in stage.journaled(RoundCommitted)[0].decisions] == [0, 0, 1]
 
 
 def test_a_member_that_returns_within_grace_hears_the_plan_again() -> None:
@@ -1020,27 +1113,79 @@ def test_a_member_that_returns_within_grace_hears_the_plan_again() -> None:
     assert ada.all(Plan) == [plan]
 
 
-def test_a_member_that_restarts_in_the_middle_of_a_reduction_ends_the_round() -> None:
+def test_a_member_that_returns_within_grace_hears_of_every_repair() -> None:
+    stage = Stage(spec(min_peers=3))
+    ada, bob, cyd = stage.reducing("ada", "bob", "cyd")
+    cyd.breaks()
+    stage.wait(GRACE_S)
+    bob.breaks()
+    bob.forget()
+    bob.returns()
+    assert bob.all(Replan) == ada.all(Replan)
+    assert bob.all(ContributorLost) == ada.all(ContributorLost) == [ContributorLost(0, "cyd")]
+
+
+def test_a_member_that_restarts_in_the_middle_of_a_reduction_counts_where_its_work_had_come_and_still_gets_the_result() -> None:
     stage = Stage()
     ada, bob = stage.reducing("ada", "bob")
+    bob.closes_its_parts()
+    ada.has(2)
     ada.breaks()
     ada.instance = "ada's second daemon"
     ada.dial()
-    assert bob.last(Abandoned) == Abandoned(0, "ada (ada) restarted in the middle of it")
+    assert bob.last(ContributorLost) == ContributorLost(0, "ada")
+    assert [(share.start, share.stop, share.attempt) for share in bob.last(Replan).shares] == [(0, 2, 1)]
+    bob.closes_its_parts("bob")
+    bob.has()
+    ada.is_at(0)
+    assert (len(ada.all(Plan)), ada.last(Replan)) == (2, bob.last(Replan))
+    stage.wait(SETTLE_S)
+    assert not stage.journaled(RoundCommitted)  # what the new daemon said before it restarted does not count
+    ada.has()
+    (record,) = stage.journaled(RoundCommitted)
+    assert [part.contributors for part in record.decisions] == [("bob",), ("bob",), ("ada", "bob")]
 
 
-def test_a_complaint_about_a_reducer_ends_the_round_and_it_reduces_no_more() -> None:
+def test_a_complaint_about_a_reducer_makes_others_reduce_its_parts_in_this_round_and_the_next() -> None:
     stage = Stage()
     ada, bob = stage.reducing("ada", "bob")
     ada.says(Complaint(0, "bob", "connection refused"))
-    assert bob.last(Abandoned) == Abandoned(0, "ada could not reach bob: connection refused")
+    assert [(share.reducer.peer, share.start, share.attempt) for share in bob.last(Replan).shares] == [("ada", 2, 1)]
+    stale = stage.core.stale
+    bob.says(PartClosed(PartKey(0, Section.PARAMETERS, 2, 0), ("ada", "bob"), 80.0, digest(2)))
+    assert stage.core.stale == stale + 1
+    ada.closes_its_parts()
+    for peer in (ada, bob):
+        peer.has()
+    assert [part.contributors for part in stage.journaled(RoundCommitted)[0].decisions] == [("ada", "bob")] * PARTS
     for peer in (ada, bob):
         peer.is_ready()
     assert [share.reducer.peer for share in stage.plan.shares] == ["ada"]
 
 
+def test_who_cannot_reach_two_reducers_is_taken_to_be_cut_off_itself_and_still_counts_as_a_member() -> None:
+    stage = Stage(spec(min_peers=3))
+    ada, bob, cyd = stage.reducing("ada", "bob", "cyd")
+    ada.says(Complaint(0, "bob", "timed out"))
+    ada.says(Complaint(0, "bob", "timed out"))
+    assert not bob.all(ContributorLost)
+    ada.says(Complaint(0, "cyd", "timed out"))
+    assert bob.last(ContributorLost) == cyd.last(ContributorLost) == ContributorLost(0, "ada")
+    assert {share.reducer.peer for share in cyd.last(Replan).shares} == {"bob", "cyd"}
+    assert stage.logged("round 0 goes on without ada, which could reach neither bob nor cyd")
+    for peer in (bob, cyd):
+        peer.closes_its_parts("bob", "cyd")
+    cyd.has()
+    stage.wait(SETTLE_S)
+    assert not stage.journaled(RoundCommitted)  # one of three live members is not enough
+    bob.has()
+    stage.wait(SETTLE_S)
+    assert stage.journaled(RoundCommitted)
+    assert ada.all(Commit)
+
+
 @pytest.mark.parametrize("contributors", [(), ("ada", "ada"), ("ada", "eve")])
-def test_a_report_that_cannot_be_true_ends_the_round_and_who_made_it_reduces_no_more(contributors: tuple[str, ...]) -> None:
+def test_who_made_a_report_that_cannot_be_true_reduces_no_more_in_this_round_and_the_next(contributors: tuple[str, ...]) -> None:
     stage = Stage()
     ada, bob, _ = stage.reducing("ada", "bob", "cyd")
     stale = stage.core.stale
@@ -1049,7 +1194,11 @@ def test_a_report_that_cannot_be_true_ends_the_round_and_who_made_it_reduces_no_
     assert stage.core.stale == stale + 1  # not his part: no harm is done
     assert stage.round == round_
     bob.says(PartClosed(PartKey(round_, Section.PARAMETERS, 1), contributors, 40.0, digest(1)))
-    assert ada.last(Abandoned).reason.startswith("reducer bob reported what cannot be: part 1 ")
+    assert stage.logged("reducer bob reported what cannot be in round 0: part 1 ")
+    assert {share.reducer.peer for share in ada.last(Replan).shares} == {"ada"}
+    for peer in (ada, bob, _):
+        peer.closes_its_parts()
+    stage.commit_round([ada, bob, _])
     for peer in (ada, bob, _):
         peer.is_ready()
     assert {share.reducer.peer for share in stage.plan.shares} == {"ada", "cyd"}
@@ -1088,12 +1237,10 @@ def test_when_everybody_was_complained_about_all_get_another_chance() -> None:
     stage = Stage()
     ada, bob = stage.reducing("ada", "bob")
     ada.says(Complaint(0, "bob", "refused"))
-    stage.wait(0)
-    for peer in (ada, bob):
-        peer.is_ready()
-    bob.says(Complaint(1, "ada", "refused"))
+    bob.says(Complaint(0, "ada", "refused"))
+    assert ada.last(Abandoned) == Abandoned(0, "no member that is left can be dialled by the others")
     assert stage.logged("every member was complained about: all get another chance")
-    stage.wait(ABANDON_PAUSE_S[1])
+    stage.wait(ABANDON_PAUSE_S[0])
     for peer in (ada, bob):
         peer.is_ready()
     assert [share.reducer.peer for share in stage.plan.shares] == ["ada", "bob"]
@@ -1123,6 +1270,7 @@ def test_an_abandoned_round_keeps_everybodys_lease() -> None:
     stage = Stage()
     ada, bob = stage.reducing("ada", "bob")
     ada.says(Complaint(0, "bob", "refused"))
+    bob.says(Complaint(0, "ada", "refused"))
     assert (ada.last(Open).round, ada.last(Open).lease) == (1, (Span(0, 4),))
     assert (bob.last(Open).round, bob.last(Open).lease) == (1, (Span(4, 8),))
 

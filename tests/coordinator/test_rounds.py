@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.coordinator.records import RoundOpened
-from shoal.coordinator.rounds import TRANSITIONS, Round, RoundState, plan_order
+from shoal.coordinator.rounds import SETTLE_S, SPREAD_AGAIN_S, TRANSITIONS, Round, RoundState, plan_order, regrouped
 from shoal.protocol.errors import LocalProtocolError
 from shoal.protocol.messages import Contact, Contribution, Decision, Have, Held, PartClosed, PartKey, Plan, Section, Share
 
@@ -55,9 +55,7 @@ def holds(round_: Round, peer: str, *parts: int) -> None:
 
 
 def lose(round_: Round, peer: str, settle_at: float) -> None:
-    del round_.collectors[peer]
-    round_.lost.add(peer)
-    round_.settle_at = settle_at
+    round_.lose(peer, settle_at - SETTLE_S)
 
 
 # --- states ---------------------------------------------------------------------------------------------------------------------
@@ -276,36 +274,83 @@ def test_a_gathering_or_finished_round_does_not_commit() -> None:
     assert not round_.may_commit(DECIDED_AT + 1000, DELIVERY_S)
 
 
-# --- when it cannot be finished -------------------------------------------------------------------------------------------------
+# --- repair -----------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_round_with_its_reducers_has_hope() -> None:
-    assert reducing().hopeless(1000.0) == ""
-    assert decided().hopeless(1000.0) == ""
+def redone(round_: Round, now: float) -> list[int]:
+    return [part for _, part in round_.to_redo(now)]
 
 
-def test_a_reducer_lost_before_it_closed_its_part_ends_all_hope_at_once() -> None:
+def spread(round_: Round, now: float) -> dict[frozenset[int], list[int]]:
+    return {holders: [part for _, part in slots] for holders, slots in round_.to_spread(now).items()}
+
+
+def test_a_round_with_its_reducers_needs_no_repair() -> None:
+    for round_ in (reducing(), decided()):
+        assert redone(round_, 1000.0) == []
+        assert spread(round_, 1000.0) == {}
+        assert round_.repair_times() == []
+
+
+def test_what_a_lost_reducer_had_not_closed_is_redone_at_once_and_what_it_had_when_nobody_holds_it() -> None:
     round_ = reducing()
     round_.close_part("ada", closed(0, "ada"))
     lose(round_, "ada", 25.0)
-    assert round_.hopeless(15.0) == "reducer ada was lost before it closed part 1"
+    assert redone(round_, 15.0) == [1]
+    assert redone(round_, 25.0) == [0, 1]
+    holds(round_, "bob", 0)
+    assert redone(round_, 25.0) == [1]
 
 
-def test_a_lost_contributor_that_reduces_nothing_leaves_hope() -> None:
+def test_a_lost_contributor_that_reduces_nothing_leaves_nothing_to_redo() -> None:
     round_ = reducing()
     lose(round_, "cyd", 25.0)
-    assert round_.hopeless(30.0) == ""
+    assert redone(round_, 30.0) == []
 
 
-def test_a_lost_reducers_decided_part_is_given_up_when_too_few_hold_it_after_the_settling() -> None:
+def test_a_shunned_reducer_keeps_what_it_had_closed() -> None:
+    round_ = reducing()
+    round_.close_part("ada", closed(0, "ada"))
+    holds(round_, "ada", 0)
+    round_.shun("ada", 20.0)
+    assert redone(round_, 100.0) == [1]
+
+
+def test_a_lost_reducers_decided_part_is_spread_by_the_only_one_who_holds_it() -> None:
     round_ = decided()
     holds(round_, "bob", 0, 1, 2)
     holds(round_, "cyd", 1, 2)
     lose(round_, "ada", 25.0)
-    assert round_.hopeless(24.9) == ""
-    assert round_.hopeless(25.0) == "too few hold part 0 of the lost reducer ada"
+    assert spread(round_, 24.9) == {}
+    assert spread(round_, 25.0) == {frozenset({SESSIONS["bob"]}): [0]}
+    round_.spread_at[PARAMETERS, 0] = 25.0
+    assert spread(round_, 29.9) == {}
+    assert spread(round_, 25.0 + SPREAD_AGAIN_S) == {frozenset({SESSIONS["bob"]}): [0]}
+    assert round_.repair_times() == [25.0, 25.0, 25.0 + SPREAD_AGAIN_S]
     holds(round_, "cyd", 0)
-    assert round_.hopeless(25.0) == ""
+    assert spread(round_, 60.0) == {}
+
+
+def test_a_part_that_is_redone_has_no_decision_and_only_its_new_attempt_counts() -> None:
+    round_ = everybody_holds_everything(decided())
+    lose(round_, "ada", 25.0)
+    round_.redo([Share(BOB, PARAMETERS, 1, 2, 2)], 26.0)
+    assert not round_.may_commit(1000.0, DELIVERY_S)
+    assert round_.hurried_at == 26.0
+    assert round_.close_part("bob", closed(1, "bob", attempt=1)) == "attempt 1 of part 1 is over"
+    assert round_.close_part("bob", closed(1, "bob", attempt=2)) == ""
+    round_.decided_at = 30.0
+    assert not round_.may_commit(30.0 + SETTLE_S, DELIVERY_S)
+    for peer in ("bob", "cyd"):
+        holds(round_, peer, 0, 2)
+        round_.hold(SESSIONS[peer], Have(7, (held(1, attempt=2),)))
+    assert round_.may_commit(30.0, DELIVERY_S)
+    assert round_.replanned() == (Share(ADA, PARAMETERS, 0, 1, 1), Share(BOB, PARAMETERS, 1, 2, 2))
+
+
+def test_shares_of_neighbours_are_told_as_one() -> None:
+    slots = {(PARAMETERS, part): Share(ADA if part < 3 else BOB, PARAMETERS, 0, 9, 1) for part in (0, 1, 2, 3, 5)}
+    assert regrouped(slots) == [Share(ADA, PARAMETERS, 0, 3, 1), Share(BOB, PARAMETERS, 3, 4, 1), Share(BOB, PARAMETERS, 5, 6, 1)]
 
 
 # --- order -----------------------------------------------------------------------------------------------------------------------

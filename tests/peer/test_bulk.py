@@ -915,6 +915,38 @@ async def test_lost_parts_are_reduced_again_elsewhere_as_the_next_attempt(swarm:
     assert peers[0].vault.root() == peers[1].vault.root()
 
 
+async def test_a_part_that_goes_to_another_reducer_leaves_nothing_at_the_first(swarm: Swarm) -> None:
+    peers = await swarm(3)
+    publish(peers)
+    plan = plan_for(peers, 1, (1, 2, 3))
+    for peer in peers[:2]:  # the third contributes to nothing: all parts wait for it
+        peer.begin(plan)
+    given, taking = peers[0], peers[1]
+    share = next(share for share in plan.shares if share.reducer.peer == given.me)
+    keys = [PartKey(1, share.section, part, 0) for part in range(share.start, share.stop)]
+    await given.until(functools.partial(arrived, given, 2))
+    exchange = given.plane._rounds[1]
+    again = replace(plan, shares=(replace(share, reducer=taking.contact, attempt=1),))
+    for key in keys:
+        given.plane.perform(ev.DropPart(key))
+    for peer in peers[:2]:
+        peer.plane.perform(ev.BeginReduce(again))
+    async with asyncio.timeout(10):
+        while given.plane._reducer.open_sums:  # type: ignore[union-attr]
+            await asyncio.sleep(0.01)
+    assert not [held for held in exchange._held if held[0] in keys]
+    assert exchange.in_memory == 0
+    assert not exchange.owes(given.me)
+    for peer in peers[:2]:
+        for key in keys:
+            peer.plane.perform(ev.SendPart(replace(key, attempt=1), taking.me))
+
+    def again_here() -> int:
+        return sum(isinstance(event, ev.ContributionArrived) and event.key.attempt == 1 for event in taking.events)
+
+    await taking.until(lambda: again_here() == 2 * len(keys))
+
+
 async def test_a_dropped_round_leaves_nothing_behind(swarm: Swarm) -> None:
     peers = await swarm(3)
     for round_id in range(1, 6):

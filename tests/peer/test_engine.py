@@ -39,6 +39,7 @@ from shoal.peer.events import (
     ContributionArrived,
     ContributionRefused,
     Discard,
+    DropPart,
     DropPending,
     DropRound,
     Effect,
@@ -105,6 +106,7 @@ from shoal.protocol.messages import (
     Envelope,
     Evaluate,
     Evaluated,
+    Fetch,
     Fingerprint,
     Finish,
     FragmentShape,
@@ -127,6 +129,7 @@ from shoal.protocol.messages import (
     Reachability,
     Ready,
     Refused,
+    Replan,
     Resync,
     Section,
     Share,
@@ -847,8 +850,8 @@ def test_after_the_deadline_a_part_closes_with_what_came() -> None:
 
 @pytest.mark.parametrize(
     ("which", "peer"),
-    [(key(0, 1, attempt=1), "ada"), (key(9, 1), "ada"), (key(0, 0), "ada"), (key(0, 1), "dot")],
-    ids=["another attempt", "another round", "another's part", "a stranger"],
+    [(key(9, 1), "ada"), (key(0, 0), "ada"), (key(0, 1), "dot"), (key(0, 1, attempt=1), "dot"), (key(0, 9, attempt=1), "ada")],
+    ids=["another round", "another's part", "a stranger", "a stranger's next attempt", "no part"],
 )
 def test_a_contribution_that_cannot_count_is_discarded(which: PartKey, peer: str) -> None:
     desk = Desk.reducing()
@@ -881,9 +884,10 @@ def test_results_are_reported_together_and_the_last_one_at_once() -> None:
     assert desk.said(Have) == [Have(0, (Held(PARAMETERS, 2, 0, digest(0, 2)),))]
 
 
-def test_a_result_of_another_attempt_or_round_is_dropped() -> None:
+def test_a_result_of_an_attempt_that_is_over_or_of_another_round_is_dropped() -> None:
     desk = Desk.reducing()
-    for which in (key(0, 0, attempt=1), key(9, 0), key(0, 7)):
+    desk.hears(Replan(0, (Share(CYD, PARAMETERS, 0, 1, 1),)))
+    for which in (key(0, 0), key(9, 0), key(0, 7)):
         assert desk.feed(ResultArrived(which, digest(0, 0))) == []
     assert desk.engine.stale == 3
 
@@ -893,6 +897,100 @@ def test_a_broken_stream_to_a_reducer_is_complained_about_and_another_is_not() -
     assert desk.feed(StreamFailed(0, "ada", "x" * 600)) == [Say(1, 1, Complaint(0, "ada", "x" * 500))]
     assert desk.feed(StreamFailed(1, "ada", "refused")) == []
     assert desk.feed(StreamFailed(0, "dot", "refused")) == []
+
+
+# --- repair ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_parts_that_are_reduced_again_are_sent_again_and_no_others() -> None:
+    desk = Desk.reducing()
+    desk.hears(Replan(0, (Share(CYD, PARAMETERS, 0, 1, 1),)))
+    (begun,) = desk.did(BeginReduce)
+    assert begun.plan.shares == (Share(CYD, PARAMETERS, 0, 1, 1),)
+    assert desk.did(SendPart) == [SendPart(key(0, 0, attempt=1), "cyd")]
+    assert not desk.did(Collect)
+
+
+def test_a_peer_that_reduces_a_part_now_adds_its_own_work_and_does_not_wait_for_the_lost() -> None:
+    desk = Desk.reducing()
+    desk.hears(ContributorLost(0, "ada"))
+    desk.hears(Replan(0, (Share(BOB, PARAMETERS, 0, 1, 1),)))
+    assert desk.did(SendPart) == [SendPart(key(0, 0, attempt=1), "bob")]
+    for peer in ("cyd", "bob"):
+        desk.feed(ContributionArrived(key(0, 0, attempt=1), peer))
+    assert desk.done == [
+        Add(key(0, 0, attempt=1), "bob", 40),
+        Add(key(0, 0, attempt=1), "cyd", 20),
+        ClosePart(key(0, 0, attempt=1), 60.0),
+    ]
+
+
+def test_a_repaired_part_has_its_own_deadline() -> None:
+    desk = Desk.reducing()
+    desk.reduces(0)
+    desk.wait(20.0)
+    desk.hears(Replan(0, (Share(BOB, PARAMETERS, 0, 1, 1),)))
+    desk.feed(ContributionArrived(key(0, 0, attempt=1), "bob"))
+    desk.wait(29.9)
+    assert not desk.did(ClosePart)
+    desk.wait(0.1)
+    assert desk.did(ClosePart) == [ClosePart(key(0, 0, attempt=1), 40.0)]
+
+
+def test_a_reducer_whose_part_went_to_another_lets_go_of_it() -> None:
+    desk = Desk.reducing()
+    desk.feed(ContributionArrived(key(0, 1), "ada"))
+    desk.hears(Replan(0, (Share(CYD, PARAMETERS, 1, 2, 1),)))
+    assert desk.did(DropPart) == [DropPart(key(0, 1))]
+    assert desk.feed(ContributionArrived(key(0, 1), "bob")) == [Discard(key(0, 1), "bob")]
+    assert desk.feed(PartReduced(key(0, 1), digest(0, 1))) == []
+
+
+def test_what_comes_before_word_of_its_attempt_counts_when_the_word_comes() -> None:
+    desk = Desk.reducing()
+    assert desk.feed(ContributionArrived(key(0, 0, attempt=1), "ada")) == []
+    assert desk.feed(ResultArrived(key(0, 2, attempt=1), b"2" * 32)) == []
+    assert desk.engine.stale == 0
+    desk.hears(Replan(0, (Share(BOB, PARAMETERS, 0, 1, 1), Share(ADA, PARAMETERS, 2, 3, 1))))
+    assert desk.did(Add) == [Add(key(0, 0, attempt=1), "ada", 40)]
+    desk.wait(HAVE_PAUSE_S)
+    assert desk.said(Have) == [Have(0, (Held(PARAMETERS, 2, 1, b"2" * 32),))]
+
+
+def test_a_repair_that_comes_before_the_plans_base_waits_with_the_plan() -> None:
+    desk = Desk.holding()
+    desk.hears(commit(1, 0))
+    desk.hears(opened(1, 1))
+    early = plan(1, 1)
+    desk.hears(early)
+    desk.hears(Replan(1, (Share(BOB, PARAMETERS, 0, 1, 1),)))
+    desk.hears(ContributorLost(1, "ada"))
+    assert desk.engine.reduction is None or desk.engine.reduction.round == 0
+    desk.feed(EntryApplied(1))
+    reduction = desk.engine.reduction
+    assert reduction is not None
+    assert (reduction.round, reduction.lost) == (1, {"ada"})
+    assert reduction.reducer_of[PARAMETERS, 0] == Share(BOB, PARAMETERS, 0, 1, 1)
+
+
+def test_a_repair_of_another_round_or_one_that_was_heard_before_is_stale() -> None:
+    desk = Desk.reducing()
+    desk.hears(Replan(0, (Share(CYD, PARAMETERS, 0, 1, 1),)))
+    for said in (Replan(0, (Share(CYD, PARAMETERS, 0, 1, 1),)), Replan(9, (Share(CYD, PARAMETERS, 0, 1, 2),)), Fetch(9, (), ())):
+        assert desk.hears(said) == []
+    assert desk.engine.stale == 3
+
+
+def test_what_a_lost_reducer_does_not_return_is_fetched_and_reported() -> None:
+    desk = Desk.reducing()
+    parts = tuple(Held(PARAMETERS, part, 0, digest(0, part)) for part in range(3))
+    desk.collects(0, 0)
+    assert desk.hears(Fetch(0, parts, (CYD,))) == [FetchPart(key(0, part), digest(0, part), (CYD,)) for part in (1, 2)]
+    assert desk.hears(Fetch(0, parts, (CYD,))) == []  # under way
+    desk.feed(ResultArrived(key(0, 2), digest(0, 2)))
+    desk.wait(HAVE_PAUSE_S)
+    held = {item.part for have in desk.said(Have) for item in have.items}
+    assert held == {0, 2}
 
 
 # --- the commit -----------------------------------------------------------------------------------------------------------------

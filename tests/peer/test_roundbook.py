@@ -46,7 +46,9 @@ def test_a_peer_keeps_books_of_its_own_parts_in_their_attempt() -> None:
     assert [part.key for part in book().own.values()] == [key(2, 1), key(3, 1), key(4, 1)]
     assert [part.key for part in book("cyd").own.values()] == [key(5, 0)]
     assert book("dot").own == {}
-    assert book().deadline == 130.0
+    assert {part.deadline for part in book().own.values()} == {130.0}
+    assert (book().next_deadline(100.0), book().is_late(129.9), book().is_late(130.0)) == (130.0, False, True)
+    assert book().next_deadline(130.0) is None
 
 
 def test_the_other_reducers_are_named_once_each() -> None:
@@ -213,3 +215,60 @@ def test_a_large_share_is_sent_all_the_time_and_not_at_the_end() -> None:
     order = [reducer for _, reducer in RoundBook(plan, "cyd", 0.0).sending_order()]
     assert len(order) == 12
     assert [order[third : third + 4].count("bob") for third in (0, 4, 8)] == [1, 1, 1]
+
+
+# --- repair ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_parts_that_are_planned_again_change_hands_and_all_else_stays() -> None:
+    books = book()
+    books.own[PARAMETERS, 3].arrived.add("ada")
+    books.keep(key(2), b"2" * 32)
+    books.keep(key(5), b"5" * 32)
+    again = books.replan((Share(CYD, PARAMETERS, 2, 3, 2), Share(BOB, PARAMETERS, 5, 6, 1)), now=200.0)
+    assert [(share.start, share.reducer, share.attempt) for share in again.shares] == [(2, CYD, 2), (5, BOB, 1)]
+    assert again.lapsed == [key(2)]
+    assert (again.reducers, again.arrived) == ([], [])
+    assert [(part.key, part.deadline) for part in books.own.values()] == [(key(3), 130.0), (key(4), 130.0), (key(5, 1), 230.0)]
+    assert books.own[PARAMETERS, 3].arrived == {"ada"}
+    assert books.results == {}  # both were of attempts that are over
+    assert books.unsaid == []
+
+
+def test_a_repair_that_was_heard_before_or_is_of_no_part_changes_nothing() -> None:
+    books = book()
+    books.replan((Share(CYD, PARAMETERS, 2, 3, 2),), now=200.0)
+    own = dict(books.own)
+    for shares in ((Share(CYD, PARAMETERS, 2, 3, 2),), (Share(BOB, PARAMETERS, 2, 3, 1),), (Share(BOB, PARAMETERS, 77, 78, 1),)):
+        assert books.replan(shares, now=300.0).shares == []
+    assert books.own == own
+
+
+def test_a_repair_that_is_told_with_older_ones_is_taken_part_by_part() -> None:
+    books = book()
+    books.replan((Share(CYD, PARAMETERS, 2, 4, 2),), now=200.0)
+    again = books.replan((Share(CYD, PARAMETERS, 2, 5, 2),), now=200.0)
+    assert [(share.start, share.stop) for share in again.shares] == [(4, 5)]
+
+
+def test_a_peer_that_had_no_part_is_named_as_a_new_reducer() -> None:
+    dot = Contact("dot", "dot:1")
+    assert book().replan((Share(dot, PARAMETERS, 0, 1, 1),), now=200.0).reducers == [dot]
+
+
+def test_who_has_no_part_left_is_not_a_reducer() -> None:
+    books = book()
+    books.replan((Share(ADA, PARAMETERS, 5, 6, 1),), now=200.0)
+    assert books.reducers() == [ADA]
+
+
+def test_what_comes_before_word_of_its_attempt_waits_for_it() -> None:
+    books = book()
+    assert books.is_to_come(key(5, 1))
+    assert not any(books.is_to_come(which) for which in (key(5), key(2), PartKey(8, PARAMETERS, 5, 1), key(77, 1)))
+    books.keep_for_later(key(5, 1), "ada")
+    books.keep_result_for_later(key(0, 1), b"0" * 32)
+    assert books.waits(key(5, 1), "ada")
+    again = books.replan((Share(BOB, PARAMETERS, 5, 6, 1), Share(CYD, PARAMETERS, 0, 1, 1)), now=200.0)
+    assert books.own[PARAMETERS, 5].arrived == {"ada"}
+    assert again.arrived == [(key(0, 1), b"0" * 32)]

@@ -197,8 +197,11 @@ RESTLESS = Weather(latency_s=0.4, stream_breaks_every_s=1.0)
 UNREACHABLE = Weather(corrupt=0.1, fetch_fails=0.85)
 """Results arrive broken, and what is asked for seldom comes: whoever is behind ends up fetching a whole state."""
 GARBLING = Weather(corrupt=0.3)
+DYING = Weather(corrupt=0.3, daemon_crash_every_s=3)
+"""Members hold the wrong bytes, and die before they hold the right ones."""
 LAGGING = Weather(corrupt=0.1, slow=0.2, stream_breaks_every_s=4.0)
 """Some members have everything long before others do, who come and go meanwhile."""
+SLOW = Weather(slow=0.3)
 SHAKY = Weather(latency_s=0.3, stream_breaks_every_s=2.0)
 """Commits are missed, and heard of later."""
 ECHOING = Weather(replay=0.3, coordinator_crash_every_s=15, stream_breaks_every_s=3, latency_s=0.2)
@@ -213,6 +216,7 @@ BUGS = (
         peers=4,
         weather=LAGGING,
     ),
+    Bug("one copy of a part is enough although others live", always(Round, "enough", 1), weather=DYING),
     Bug("bytes that were never decided count as held", always(Round, "counts", True), weather=GARBLING),
     Bug(
         "a lost member's lease is handed out while its work may still be committed", instead(Ledger, "apply", frees_leases_at_once)
@@ -224,7 +228,7 @@ BUGS = (
     ),
     Bug("nobody is told that its copy differs", always(Core, "_resync", None), peers=6, weather=Weather(rot=0.03)),
     Bug("anybody may resume any session", always(Core, "_may_resume", True), within=30, peers=3, weather=RESTLESS),
-    Bug("who was late once is never heard again", instead(Core, "_ready", hears_no_latecomer), peers=4),
+    Bug("who was late once is never heard again", instead(Core, "_ready", hears_no_latecomer), peers=4, weather=SLOW),
     Bug("a peer forgets work that was left out", lambda: patch.object(Engine, "_included", forgets_what_was_left_out)),
     Bug("a peer keeps work that was included", lambda: patch.object(Engine, "_included", keeps_what_was_included)),
     Bug("a part is divided by the plan's weight, not by what is in it", instead(Engine, "on", divides_by_the_plan)),

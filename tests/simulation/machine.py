@@ -25,6 +25,7 @@ from shoal.peer.events import (
     ContributionArrived,
     ContributionRefused,
     Discard,
+    DropPart,
     DropPending,
     DropRound,
     Effect,
@@ -476,6 +477,8 @@ class Machine:
             case Discard(key, peer):
                 if key.round in self.rounds:
                     self.rounds[key.round].arrived.pop((key, peer), None)
+            case DropPart(key):
+                self._drop_part(key)
             case ClosePart(key, divisor):
                 self._close_part(key, divisor)
             case ReturnPart(key, to):
@@ -959,6 +962,13 @@ class Machine:
         if reduction is None or payload is None:
             raise Violation(f"{self.peer} adds a contribution of {peer} to {key} that is not here")
         reduction.sums[key] = values.add(reduction.sums.get(key), values.decode_contribution(payload), weight)
+
+    def _drop_part(self, key: PartKey) -> None:
+        reduction = self.rounds.get(key.round)
+        if reduction is not None:
+            reduction.sums.pop(key, None)
+            for arrived in [arrived for arrived in reduction.arrived if arrived[0] == key]:
+                del reduction.arrived[arrived]
 
     def _close_part(self, key: PartKey, divisor: float) -> None:
         reduction = self.rounds.get(key.round)

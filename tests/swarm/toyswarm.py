@@ -38,7 +38,7 @@ def toy_spec(rounds: int, *, peers: int = 2, values: int = 0, **tables: dict[str
             "min_peers": peers,
             "total_tokens": rounds * peers * 4,
         },
-        "model": {"kind": "factory", "factory": "shoal_toy:task", "ffn": values},
+        "model": {"kind": "factory", "factory": "shoal_toy:task", "ffn": values, "layers": 1},
         "data": {"source": "stdlib", "sequence_length": 4},
         "train": {"batch": 1, "steps": 1, "inner": "sgd", "lr": 1.0, "schedule": "constant", **still},
         "outer": {"lr": 0.7, "momentum": 0.9},

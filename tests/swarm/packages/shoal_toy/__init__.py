@@ -1,11 +1,11 @@
 """The toy model of the swarm tests, as a volunteer would install it: a peer's pseudo-gradient is exactly what its environment says.
 
-`w` is 8 ones. With plain SGD of rate 1 and one inner step per round a peer ends a round at w - d, where d is its own
-SHOAL_TOY_D, so that its pseudo-gradient is d. `v`, as long as the run spec's `model.ffn`, moves by d times a ramp, a different
-value per element. With SHOAL_TOY_STEP_S a step takes so many seconds, so that a test can hit a round in the middle; with
+`w` is 8 ones. With plain SGD of rate 1 and one inner step per round a peer ends a round at w - d, where d is its own SHOAL_TOY_D,
+so that its pseudo-gradient is d. `v`, as long as the run spec's `model.ffn` times `model.layers`, moves by d times a ramp, a
+different value per element. With SHOAL_TOY_STEP_S a step takes so many seconds, so that a test can hit a round in the middle; with
 SHOAL_TOY_DEAF_S it does, and holds the interpreter's lock all the time. Each may be a list, "0.2,0.1": one value per step of the
-process, the last one for all that follow. With SHOAL_TOY_ROOM a forward pass has room
-for so many samples; more run out of memory, as on a GPU.
+process, the last one for all that follow. With SHOAL_TOY_ROOM a forward pass has room for so many samples; more run out of memory,
+as on a GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ToyTask:
     """Sum of all values times d, per target."""
 
     def __init__(self, spec: RunSpec) -> None:
-        self.module = Toy(spec.model.ffn)
+        self.module = Toy(spec.model.ffn * spec.model.layers)
         self._d = [float(d) for d in os.environ.get("SHOAL_TOY_D", "0.2").split(",")]
         self._step_s = [float(s) for s in os.environ.get("SHOAL_TOY_STEP_S", "0").split(",")]
         self._deaf_s = [float(s) for s in os.environ.get("SHOAL_TOY_DEAF_S", "0").split(",")]
