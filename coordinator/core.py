@@ -7,19 +7,19 @@ and only that, is done again by others (`_repair`). Durable facts are records: `
 `Ledger` in the same breath, so that what is journaled and what is believed cannot differ.
 
 Rules. Identity comes from the stream's certificate, never from a message. A message with another session or term than its stream's
-is dropped. Members are compared, never counted. Only the coordinator abandons. Neighbours: `ledger` is the durable state, `roster`
-who is here now, `rounds` one round's bookkeeping, `gathering` when it closes, `pace` how long things took, `ballots` the votes on
-fingerprints, `admission` who may come in, `views` what operators see, `server` the shell that performs the effects.
+is dropped. Members are compared, never counted. Only the coordinator abandons. Neighbours: `ledger` is the durable state,
+`roster` who is here now, `rounds` one round's bookkeeping, `gathering` when it closes, `waits` what the run waits for, `pace` how
+long things took, `ballots` the votes on fingerprints, `admission` who may come in, `dialling` who can be reached, `verbs` what
+operators may do, `views` what they see, `server` the shell that performs the effects.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import replace
 from typing import assert_never
 
-from shoal.coordinator import admission, claims, expectations, gathering, naming, settings, views
+from shoal.coordinator import admission, claims, expectations, gathering, settings, verbs, views, waits
 from shoal.coordinator.ballots import Ballots
 from shoal.coordinator.dialling import Reach
 from shoal.coordinator.events import (
@@ -43,14 +43,11 @@ from shoal.coordinator.ledger import Ledger, Member, total
 from shoal.coordinator.pace import Pace
 from shoal.coordinator.records import (
     AddressLearnt,
-    DrainAsked,
     FingerprintAgreed,
     Limits,
     OriginBuilt,
-    PauseSet,
     PeerBanned,
     PeerEvaluated,
-    PeerKicked,
     PeerUnbanned,
     Record,
     Report,
@@ -71,7 +68,7 @@ from shoal.coordinator.records import (
 from shoal.coordinator.roster import Presence, Roster, Standing
 from shoal.coordinator.rounds import Round, RoundState, Slot, plan_order, regrouped
 from shoal.coordinator.shares import Link, planned_shares
-from shoal.coordinator.views import Waiting
+from shoal.coordinator.waits import SILENCE_S, Waiting
 from shoal.protocol.admin import (
     AdminCommand,
     AdminError,
@@ -149,14 +146,8 @@ from shoal.protocol.spec import RunSpec
 
 FAREWELL_S = 30.0
 """How long finished members wait for slower ones that still fetch the last version."""
-ABANDON_PAUSE_S = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""Pause before the next round after so many abandoned ones in a row."""
 ASLEEP_S = 1.0
 """An event that comes this long after `wake_at` means that this process stood still: nobody was heard for want of listening."""
-REACHABLE_FIX = (
-    "let one peer listen on an address that the others reach (--listen, --advertise), or start one that is dialable with"
-    " `shoal peer join --helper`; the coordinator's machine can run it"
-)
 LOOK_S = 0.25
 """How often heartbeats make the coordinator add up what the members have trained."""
 LARGEST_NORM = 1e12
@@ -165,20 +156,14 @@ MEASURED_FROM = 4 << 20
 """Parameters of a model from which it pays to know the links before its first exchange."""
 MEASURE_S = 12.0
 """How long a member may take to measure its link, and to say so."""
-NAMED = 5
-"""Members that a wait names; the others are counted."""
 FEW = 32
 """So many members hear at once what the run waits for, each time that it changes."""
 NOTICES_PER_S = 256
 """More members hear of it later, not more of them in a second than this."""
-SILENCE_S = 5.0
-"""A wait longer than this is explained to those who wait."""
 FRESH_HEARTBEATS = 1.5
 """Who was not heard for longer may be gone already: no leaver's copy is given up on its account."""
 SEND_OFF_S = 30.0
 """How long a drained member may take to say goodbye."""
-BANS_LIMIT = 10_000
-"""Banned identities; every peer keeps the list."""
 _SINCE_MINOR: dict[type, int] = {Leave: 1, Barred: 1, Reachability: 2, Measure: 2, Fetch: 2}
 """Messages that peers of an older minor version do not know, and are not sent."""
 BRIEF_SINCE_MINOR = 2
@@ -206,9 +191,7 @@ class Core:
         self._notice_at = 0.0
         """They are not told before."""
         self._enough_since: float | None = None
-        self._abandoned_in_a_row = 0
-        self._reopen_at = 0.0
-        self._abandoned_at, self._abandoned_why = 0.0, ""
+        self._backoff = waits.Backoff()
         self._pace = Pace()
         self._evaluating: tuple[int, int] | None = None
         self._farewell_at: float | None = None
@@ -294,10 +277,10 @@ class Core:
             times.append(self._farewell_at)
         if self.round is not None:
             times += self._round_deadlines(self.round)
-        elif self._reopen_at > self._clock:
-            times.append(self._reopen_at)
+        elif self._backoff.until > self._clock:
+            times.append(self._backoff.until)
         elif self._enough_since is not None:
-            times.append(max(self._enough_since + self._patience(), self._reopen_at))
+            times.append(max(self._enough_since + self._patience(), self._backoff.until))
         return min(times, default=None)
 
     def _round_deadlines(self, round_: Round) -> list[float]:
@@ -657,21 +640,9 @@ class Core:
             self._send(session, Donors(ledger.version, donors))
         else:
             self._seekers.add(session)
-            self._send(session, self._nobody_has_it())
+            self._send(session, waits.for_state(ledger, self._roster).notice())
         if pusher is not None:
             self._send(pusher.session, Push(Contact(me.peer, me.address)))
-
-    def _nobody_has_it(self) -> Notice:
-        """What a peer is told that nobody can give the newest version to."""
-        version = self.ledger.version
-        if version == NO_VERSION:
-            return Notice("a peer that builds version 0", 0, 1, "a helper does not train: start a peer without --helper")
-        if self._roster.active():
-            fix = f"neither this peer nor those that hold it can be dialled: {REACHABLE_FIX}"
-        else:
-            held = max((p.version for p in self._roster), default=NO_VERSION)
-            fix = f"start a peer that still has its local copy (newest here: {'none' if held < 0 else held})"
-        return Notice(f"a peer that can hand over version {version}", 0, 1, fix)
 
     def _strays(self, presence: Presence, version: int) -> bool:
         """Whether a peer came with another state under this version's name: a version 0 of its own, most likely."""
@@ -773,7 +744,7 @@ class Core:
                 self._enough_since = None
             elif self._enough_since is None:
                 self._enough_since = now
-            if self._enough_since is not None and now >= max(self._enough_since + self._patience(), self._reopen_at):
+            if self._enough_since is not None and now >= max(self._enough_since + self._patience(), self._backoff.until):
                 self._open_round(now)
 
     def _patience(self) -> float:
@@ -812,69 +783,14 @@ class Core:
         self._vigil_at = min(map(self._lost_at, self._roster), default=math.inf)
 
     def _why_waiting(self, now: float) -> Waiting:
-        ledger, round_ = self.ledger, self.round
-        if ledger.paused:
-            return Waiting("an operator to resume the run", 0, 1, "shoal admin resume")
-        if round_ is not None:
-            if round_.state is RoundState.GATHERING and now >= round_.explain_at:
-                names = self._names(round_.members - round_.ready.keys())
-                have, need = len(round_.ready), len(round_.members)
-                return Waiting(
-                    f"{names or 'a reconnecting member'} to finish training in round {round_.id}", have, need, "nothing to do"
-                )
-            if round_.state is RoundState.REDUCING and now >= round_.planned_at + SILENCE_S:
-                parts, decided = len(round_.reducer_of), len(round_.decisions)
-                if decided < parts:
-                    members = [self.ledger.member_of(peer) for peer in round_.undecided_reducers()]
-                    names = self._names({member.session for member in members if member is not None})
-                    by = f" by {names}" if names else ""
-                    return Waiting(f"round {round_.id} to be reduced{by}", decided, parts, "nothing to do")
-                names = self._names(round_.missing())
-                have, need = len(round_.complete()), len(round_.collectors)
-                return Waiting(f"{names or 'members'} to receive the result of round {round_.id}", have, need, "nothing to do")
-            return Waiting()
-        active, trainers = self._roster.active(), self._roster.trainers()
-        returning = sum(p.connection is None for p in self._roster)
-        if returning:
-            lost_after = f"they reconnect by themselves, or are lost after {self.spec.timing.lost_after_s:g} s"
-            return Waiting(
-                f"{returning} member{'s' if returning > 1 else ''} to come back", len(active), len(self._roster), lost_after
-            )
-        need = self.spec.run.min_peers
-        if len(trainers) < need:
-            return self._why_too_few(len(trainers), need)
-        if self._reopen_at - self._abandoned_at > SILENCE_S and now < self._reopen_at:
-            return Waiting(
-                f"the next round, because {self._abandoned_why}", 0, 1, "it opens by itself; the members' own logs say more"
-            )
-        if len(active) > 1 and not any(self._roster.dialable(p.session) for p in active):
-            return Waiting("a member that others can dial", 0, 1, REACHABLE_FIX)
-        return Waiting()
-
-    def _names(self, sessions: Collection[int]) -> str:
-        """Who these are, in a line that is never long: everybody hears it."""
-        named = [self._roster.name(session) for session in sorted(sessions)[:NAMED]]
-        return ", ".join(named) + (f" and {len(sessions) - NAMED} more" if len(sessions) > NAMED else "")
-
-    def _why_too_few(self, active: int, need: int) -> Waiting:
-        """Members that can train are missing: because they are still getting ready, because none has the state, or at all."""
-        members = self.ledger.members
-        here = [p for p in self._roster if p.connection is not None and not (p.goodbye or p.sent_off or members[p.session].helper)]
-        if self.ledger.bound and not active and here and all(p.session in self._seekers for p in here):
-            held = max(p.version for p in here)
-            newest = f"newest here: {'none' if held < 0 else held}"
-            return Waiting(
-                f"a member that holds version {self.ledger.version}", 0, 1, f"start a peer that still has its local copy ({newest})"
-            )
-        if self._roster.active() and any(p.session in self._seekers for p in here):
-            return Waiting("a member that others can dial", 0, 1, REACHABLE_FIX)
-        if len(here) >= need:
-            return Waiting(
-                "enough members to get ready", active, need, "they start their trainers or fetch the state by themselves"
-            )
-        more = need - len(here)
-        fix = "invite more with `shoal admin invite`, or wait"
-        return Waiting(f"{more} more peer{'s' if more > 1 else ''}", len(here), need, fix)
+        if self.ledger.paused:
+            return waits.PAUSED
+        if self.round is not None:
+            return waits.in_round(self.round, self.ledger, self._roster, now)
+        if (members := waits.for_members(self.spec, self.ledger, self._roster, self._seekers)).what:
+            return members
+        pause = self._backoff.waiting(now)
+        return pause if pause.what else waits.for_reach(self._roster)
 
     def _say_waiting(self, waiting: Waiting, now: float) -> None:
         """Tell everybody what the run waits for, when that changes; not for each of thousands that come back after one another."""
@@ -912,7 +828,7 @@ class Core:
         self.round = Round(record, now)
         self.round.quotas = {session: rations[peer].quota for session, peer in peers.items()}
         gathering.prepare(self.spec, self.round, peers, self._roster.presences, self._pace)
-        self.round.relabelled = self._abandoned_in_a_row > 0
+        self.round.relabelled = self._backoff.in_a_row > 0
         self.round.leases = {session: total(ledger.members[session].lease) for session in peers}
         self.round.explain_at = now + max((SILENCE_S, *self.round.limits.values()))
         self._enough_since = None
@@ -1190,7 +1106,7 @@ class Core:
     def _deadlines(self, round_: Round, contributors: list[PeerId], collectors: list[PeerId]) -> Limits:
         """How long the round may reduce and deliver, from what these members needed lately."""
         timing, least_s = self.spec.timing, self.spec.timing.heartbeat_s
-        part_s = self._pace.part_limit(contributors, timing.part_s, least_s, self._abandoned_in_a_row)
+        part_s = self._pace.part_limit(contributors, timing.part_s, least_s, self._backoff.in_a_row)
         quorum = self.spec.round.gather == "quorum"
         delivery_s = self._pace.delivery_limit(collectors, timing.delivery_s, least_s, quorum)
         # Contributions, the same again for results, and as much for whatever else was not measured.
@@ -1249,7 +1165,7 @@ class Core:
                 self._roster[member.session].complaints.clear()
         self._journal(record)
         self.round = None
-        self._abandoned_in_a_row = 0
+        self._backoff.in_a_row = 0
         for session, ready in round_.ready.items():
             if session in self._roster:
                 self._roster[session].pending = 0 if session in included else ready.samples
@@ -1268,9 +1184,7 @@ class Core:
         round_.move(RoundState.ABANDONED)
         self._journal(RoundAbandoned(round_.id, reason, self._showings(round_), round_.deadlines))
         self.round = None
-        pause = ABANDON_PAUSE_S[min(self._abandoned_in_a_row, len(ABANDON_PAUSE_S) - 1)]
-        self._reopen_at, self._abandoned_at, self._abandoned_why = now + pause, now, f"round {round_.id} was abandoned: {reason}"
-        self._abandoned_in_a_row += 1
+        self._backoff.abandoned(f"round {round_.id} was abandoned: {reason}", now)
         self._log(f"round {round_.id} abandoned: {reason}")
         self._send_all(Abandoned(round_.id, reason))
 
@@ -1345,84 +1259,28 @@ class Core:
                 return views.leaderboard(ledger, limit)
             case GetEvents() | MakeInvite() | GetInvites() | RevokeInvite() | Grant():
                 return AdminError(f"{type(command).__name__} is answered by the coordinator's shell")
-            case Ban(text, reason):
-                return self._ban(text, by, reason, now)
-            case Unban(text):
-                return self._unban(text, by)
-            case Stop() | Pause() | Resume() | Kick() | Drain() | Change() if ledger.ended is not None:
-                return AdminError(
-                    f"the run ended at version {ledger.ended.version}", "start a new run with `shoal coordinator init`"
-                )
-            case Pause():
-                if not ledger.paused:
-                    self._journal(PauseSet(True, by))
-                return Done("paused: the round in flight finishes, no other opens")
-            case Resume():
-                if ledger.paused:
-                    self._journal(PauseSet(False, by))
-                return Done("resumed")
-            case Stop():
-                if ledger.stopping is None:
-                    self._journal(RunStopping(by, "stopped by an operator"))
-                if not len(self._roster):
-                    return Done("stopped: nobody was in the run")
-                return Done("stopping: one last synchronisation, then every peer writes the model and leaves")
-            case Kick(text, reason):
-                return self._kick(text, by, reason, now)
-            case Drain(text):
-                return self._drain(text, by)
-            case Change(key, value):
-                return self._change(key, value, by)
+            case Pause() | Resume() | Stop() | Kick() | Ban() | Unban() | Drain() | Change():
+                return self._obey(verbs.rule(command, by, self._initial, ledger, self._roster), now)
             case _:
                 assert_never(command)
 
-    def _kick(self, text: str, by: PeerId, reason: str, now: float) -> Done | AdminError:
-        member = self._member_meant(text)
-        if isinstance(member, AdminError):
-            return member
-        name = self._roster.name(member.session)
-        self._journal(PeerKicked(member.peer, by, reason))
-        self._end(member.session, f"was kicked by an operator{_because(reason)}; it may join again", now, may_return=False)
-        return Done(f"kicked {name}: it may return when its owner joins again")
-
-    def _ban(self, text: str, by: PeerId, reason: str, now: float) -> Done | AdminError:
-        names = {peer: did.name for peer, did in self.ledger.contributions.items()}
-        found = naming.find(text, names, "known in this run")
-        peer = text if isinstance(found, AdminError) and naming.is_whole_id(text) else found
-        if isinstance(peer, AdminError):
-            return peer
-        if len(self.ledger.banned) >= BANS_LIMIT:
-            return AdminError(f"{BANS_LIMIT} identities are banned already", "take some back with `shoal admin unban`")
-        if peer not in self.ledger.banned:
-            self._journal(PeerBanned(peer, by, reason))
-            self._bans_changed()
-        if member := self.ledger.member_of(peer):
-            self._end(member.session, f"was banned by an operator{_because(reason)}", now, may_return=False)
-        return Done(f"banned {naming.label(peer, names.get(peer, ''))}: this identity never returns, unless it is unbanned")
-
-    def _unban(self, text: str, by: PeerId) -> Done | AdminError:
-        known = self.ledger.contributions
-        names = {peer: known[peer].name if peer in known else "" for peer in self.ledger.banned}
-        peer = naming.find(text, names, "banned")
-        if isinstance(peer, AdminError):
-            return peer
-        self._journal(PeerUnbanned(peer, by))
-        self._bans_changed()
-        return Done(f"unbanned {naming.label(peer, names[peer])}: it may join again")
+    def _obey(self, ruling: verbs.Ruling, now: float) -> Done | AdminError:
+        """Make true what an operator was answered."""
+        for record in ruling.records:
+            self._journal(record)
+            if isinstance(record, PeerBanned | PeerUnbanned):
+                self._bans_changed()
+            elif isinstance(record, SettingChanged):
+                self.spec = settings.changed(self._initial, self.ledger.settings)
+        for session, reason in ruling.ends:
+            self._end(session, reason, now, may_return=False)
+        return ruling.reply
 
     def _bans_changed(self) -> None:
         """Everybody refuses them at once: the shell, and every member."""
         self._effects.append(Bar(frozenset(self.ledger.banned)))
         self._barred = Barred(tuple(sorted(self.ledger.banned)))
         self._send_all(self._barred)
-
-    def _drain(self, text: str, by: PeerId) -> Done | AdminError:
-        member = self._member_meant(text)
-        if isinstance(member, AdminError):
-            return member
-        if member.session not in self.ledger.draining:
-            self._journal(DrainAsked(member.session, by))
-        return Done(f"draining {self._roster.name(member.session)}: it leaves when its round is over")
 
     def _send_off(self, now: float) -> None:
         """Members that are drained leave as soon as no round needs them."""
@@ -1440,23 +1298,6 @@ class Core:
                     self._send(presence.session, Leave("an operator drains it"))
                 else:
                     self._end(presence.session, "was drained by an operator", now, may_return=False)
-
-    def _change(self, key: str, value: str, by: PeerId) -> Done | AdminError:
-        ledger = self.ledger
-        if ledger.stopping is not None:
-            return AdminError(f"the run is ending: {ledger.stopping.reason}", "start a new run with `shoal coordinator init`")
-        refused = settings.why_not(self._initial, ledger.settings, key, value, ledger.committed_tokens)
-        if refused is not None:
-            return refused
-        self._journal(SettingChanged(key, value, by))
-        self.spec = settings.changed(self._initial, ledger.settings)
-        return Done(f"{key} is {value} from now on")
-
-    def _member_meant(self, text: str) -> Member | AdminError:
-        """The member that an operator names."""
-        members = self.ledger.members.values()
-        peer = naming.find(text, {member.peer: member.name for member in members}, "in the run now")
-        return peer if isinstance(peer, AdminError) else next(member for member in members if member.peer == peer)
 
     # --- small questions and tools ----------------------------------------------------------------------------------------------
 
@@ -1505,8 +1346,3 @@ class Core:
     def _take_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         return effects
-
-
-def _because(reason: str) -> str:
-    """An operator's reason, as the end of a sentence."""
-    return f" ({reason:.200})" if reason else ""

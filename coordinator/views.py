@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from shoal.coordinator.claims import LINE_LIMIT
 from shoal.coordinator.ledger import Ledger, RoundSummary
 from shoal.coordinator.pace import KEPT
 from shoal.coordinator.records import Showing
 from shoal.coordinator.roster import Presence, Roster
 from shoal.coordinator.rounds import Round, RoundState
+from shoal.coordinator.waits import Waiting
 from shoal.protocol.admin import Contributor, Leaderboard, Peers, PeerView, RoundPeerView, Rounds, RoundView, Status
-from shoal.protocol.messages import NO_VERSION, Notice, PeerId
+from shoal.protocol.messages import NO_VERSION, PeerId
 from shoal.protocol.spec import RunSpec
 
 LINES_LIMIT = 20_000
@@ -24,23 +24,6 @@ LINES_LIMIT = 20_000
 ABSENT_LISTED = 16
 PEERS_AT_ONCE = 1000
 """Members in one answer: whatever they say of themselves, one message holds them, and the core is not kept from others for long."""
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """Why no round can open, and what would help. Empty `what`: nothing is missing."""
-
-    what: str = ""
-    have: int = 0
-    need: int = 0
-    fix: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.what[:LINE_LIMIT]} (have {self.have}, need {self.need}): {self.fix[:LINE_LIMIT]}" if self.what else ""
-
-    def notice(self) -> Notice:
-        """The same, for peers."""
-        return Notice(self.what[:LINE_LIMIT], self.have, self.need, self.fix[:LINE_LIMIT])
 
 
 def phase(ledger: Ledger, round_: Round | None) -> str:

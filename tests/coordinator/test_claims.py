@@ -19,7 +19,8 @@ from shoal.coordinator.claims import (
 )
 from shoal.coordinator.events import Log, Send
 from shoal.coordinator.records import WorkReported
-from shoal.coordinator.views import ABSENT_LISTED, LINES_LIMIT, Waiting
+from shoal.coordinator.views import ABSENT_LISTED, LINES_LIMIT
+from shoal.coordinator.waits import Waiting
 from shoal.protocol import wire
 from shoal.protocol.admin import Ban, Drain, GetLeaderboard, GetPeers, GetRounds, Leaderboard, Rounds
 from shoal.protocol.messages import (

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from shoal.coordinator.core import ABANDON_PAUSE_S, FAREWELL_S, FEW, SILENCE_S, Core
+from shoal.coordinator.core import FAREWELL_S, FEW, Core
 from shoal.coordinator.events import (
     Answer,
     Asked,
@@ -47,6 +47,7 @@ from shoal.coordinator.records import (
     TermRaised,
 )
 from shoal.coordinator.rounds import SETTLE_S, SPREAD_AGAIN_S
+from shoal.coordinator.waits import ABANDON_PAUSE_S, SILENCE_S
 from shoal.protocol.admin import (
     AdminCommand,
     AdminError,

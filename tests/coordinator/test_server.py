@@ -521,7 +521,7 @@ async def test_a_peer_whose_clock_is_behind_the_certificates_is_told_both_times(
 
 async def test_an_open_stream_ends_with_its_certificate_and_a_renewed_one_goes_on(run: tuple[Path, Invite], tmp_path: Path) -> None:
     directory, invite = run
-    async with serving(directory, certificate_lifetime=datetime.timedelta(seconds=3)) as coordinator:
+    async with serving(directory, certificate_lifetime=datetime.timedelta(seconds=6)) as coordinator:
         lapsed, kept = await come_in(tmp_path / "lapsed", invite), await come_in(tmp_path / "kept", invite)
         ends = kept.credential.owner.expires_at.timestamp()
         keeper = Keeper(SoonRenewed(**vars(kept)), lambda text: None)
@@ -542,22 +542,23 @@ async def test_an_open_stream_ends_with_its_certificate_and_a_renewed_one_goes_o
 
 
 async def test_operators_see_when_a_certificate_ends_and_are_warned_when_its_renewal_is_overdue(
-    run: tuple[Path, Invite], tmp_path: Path
+    run: tuple[Path, Invite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, invite = run
-    async with serving(directory, Core, certificate_lifetime=datetime.timedelta(seconds=6)):
+    monkeypatch.setattr("shoal.coordinator.enrolment.WARN_AT", 0.5)
+    async with serving(directory, Core, certificate_lifetime=datetime.timedelta(seconds=8)):
         credentials = await come_in(tmp_path / "p", invite)
         ends = credentials.credential.owner.expires_at.timestamp()
         async with peer(credentials) as one:
             one.link.say(hello())
             await until(lambda: bool(one.heard))
             fresh = await ask(directory, GetPeers())
-            await asyncio.sleep(max(0.0, ends - 0.9 - time.time()))
+            await asyncio.sleep(max(0.0, ends - 3.0 - time.time()))
             overdue = await ask(directory, GetPeers())
             assert isinstance(fresh, Peers)
             assert isinstance(overdue, Peers)
             assert [(view.certificate_until, view.warning) for view in fresh.peers] == [(ends, "")]
-            assert re.match(r"its certificate ends at \d{4}-.* UTC, in [01] s, and was not renewed", overdue.peers[0].warning)
+            assert re.match(r"its certificate ends at \d{4}-.* UTC, in [0-3] s, and was not renewed", overdue.peers[0].warning)
             renewed = await renew(credentials)
             again = await ask(directory, GetPeers())
             assert isinstance(again, Peers)
@@ -611,8 +612,8 @@ async def test_changes_and_refusals_are_written_down_and_looking_is_not(run: tup
 
 async def test_a_connection_outlives_no_right_to_it_for_operators_and_renewals(run: tuple[Path, Invite], tmp_path: Path) -> None:
     directory, invite = run
-    async with serving(directory, certificate_lifetime=datetime.timedelta(seconds=4)):
-        observer = await asyncio.to_thread(grant, directory, "observer", tmp_path / "eva", "eva", 4.0 / 86400)
+    async with serving(directory, certificate_lifetime=datetime.timedelta(seconds=8)):
+        observer = await asyncio.to_thread(grant, directory, "observer", tmp_path / "eva", "eva", 8.0 / 86400)
         eva, bob = load(tmp_path / "eva"), await come_in(tmp_path / "bob", invite)
         renewal = Renew("demo", bob.identity.public_key, bob.identity.tls_public_key, bob.identity.binding("demo"))
         asked: list[tuple[Credentials, Any, Any]] = [(eva, ADMIN, GetStatus()), (bob, RENEW, renewal)]

@@ -513,12 +513,12 @@ async def test_a_call_that_is_open_when_its_certificate_ends_is_ended_and_hears_
     swarm: Swarm, authority: Authority
 ) -> None:
     (peer,) = await swarm(1)
-    short = credential(authority, lifetime=datetime.timedelta(seconds=2.5))
+    short = credential(authority, lifetime=datetime.timedelta(seconds=5))
     channel = channels.open_channel(Kind.BULK, peer.address, tls.client_credentials(short), peer.me)
     call = services.REDUCE.stub(channel)()
     await call.write(frame(9, 0, b"", 0))  # a round that has no plan yet: the stream waits for it
     with pytest.raises(grpc.aio.AioRpcError, match=r"expired at \d{4}-.* UTC; the clock here says \d{4}-") as caught:
-        await asyncio.wait_for(call.read(), 10)
+        await asyncio.wait_for(call.read(), 20)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
     assert time.time() >= short.owner.expires_at.timestamp()
     assert peer.plane._early.total() == 0
