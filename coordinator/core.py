@@ -424,11 +424,12 @@ class Core:
             self._send(session, self._waiting.notice())
         if self.ledger.banned:
             self._send(session, self._barred)
-        self._test_way(self._roster[session])
+        self._test_way(self._roster[session], self._roster[session].way.pause_s)
 
     def _test_way(self, presence: Presence, after_s: float = 0.0) -> None:
         """Have it found out whether others can dial this member."""
         if presence.connection is not None and presence.way.places:
+            presence.way.under_test = True
             peer = self._roster.peer(presence.session)
             self._effects.append(DialBack(presence.connection, peer, presence.way.places, after_s))
 
@@ -910,8 +911,8 @@ class Core:
         round_.heard_at[presence.session] = now
 
     def _complaint(self, presence: Presence, said: Complaint, now: float) -> None:
-        """Two members could not exchange bulk bytes: evidence about the dialled one, whose open parts others reduce; the second
-        time that a member says so in a round, it is taken to be the one that is cut off."""
+        """Two members could not exchange bulk bytes: evidence about the dialled one, whose open parts others reduce. A member that
+        alone could not reach two of them is taken to be the one that is cut off."""
         complainer = self.ledger.members[presence.session].peer
         if said.peer not in self.ledger.contributions:
             self.stale += 1
@@ -922,22 +923,20 @@ class Core:
             self.stale += 1  # that round's streams end with it
             return
         accused = self.ledger.member_of(said.peer)
-        if accused is not None and accused.session != presence.session:
-            self._roster[accused.session].complaints.add(complainer)
-            if self._roster[accused.session].way.reach is Reach.PROVEN:
-                self._test_way(self._roster[accused.session])
-        if round_.collectors.get(complainer) != presence.session or said.peer not in round_.undecided_reducers():
+        if accused is None or accused.session == presence.session or round_.collectors.get(complainer) != presence.session:
             return
-        first = round_.complained.setdefault(complainer, said.peer)
-        if first == said.peer:
-            round_.shun(said.peer, now)
+        if round_.cannot_reach(complainer, said.peer, now):
+            evidence = round_.complainers(said.peer) - (round_.excluded if len(round_.complainers(said.peer)) == 1 else set())
+            self._roster[accused.session].complaints |= evidence
+            way = self._roster[accused.session].way
+            if way.reach is Reach.PROVEN and not way.under_test:
+                self._test_way(self._roster[accused.session])
         elif complainer not in round_.lost:
-            for presence in self._roster:
-                presence.complaints.discard(complainer)
-            if first not in (round_.complained[peer] for peer in round_.complained if peer != complainer):
-                round_.shunned.discard(first)
+            for other in self._roster:  # what somebody else says as well stays said
+                if round_.complainers(self._roster.peer(other.session)) <= {complainer}:
+                    other.complaints.discard(complainer)
             round_.cut_off(complainer, now)
-            self._contributor_lost(round_, complainer, f"could reach neither {first} nor {said.peer}")
+            self._contributor_lost(round_, complainer, f"alone could not reach {', '.join(sorted(round_.unreached[complainer]))}")
 
     def _contributor_lost(self, round_: Round, peer: PeerId, why: str) -> None:
         """The round goes on: what this peer had sent whole counts, what it had not closed others reduce."""
@@ -948,16 +947,33 @@ class Core:
 
     def _repair(self, round_: Round, now: float) -> None:
         """Redo what is lost, and only that; let members fetch from each other what one alone holds."""
-        if redo := round_.to_redo(now):
-            self._redo(round_, redo, now)
+        if now < round_.repair_at:
+            return
+        redo = round_.to_redo(now)
         for holders, slots in round_.to_spread(now).items():
-            parts = []
-            for slot in slots:
-                round_.spread_at[slot] = now
-                parts.append(Held(*slot, round_.decisions[slot].attempt, round_.decisions[slot].digest))
-            contacts = self._roster.contacts(0, only_active=False, among=set(holders))
-            for session in sorted(set(round_.collectors.values()) - holders):
-                self._send(session, Fetch(round_.id, tuple(parts), contacts))
+            if self._spread(round_, holders, slots, now):
+                round_.spread_at.update(dict.fromkeys(slots, now))
+            else:
+                redo += slots
+        round_.looked(now)
+        if redo:
+            self._redo(round_, redo, now)
+
+    def _spread(self, round_: Round, holders: frozenset[int], slots: list[Slot], now: float) -> bool:
+        """Whether members could be told to fetch these parts from the only ones who hold them; who cannot be dialled pushes."""
+        lacking = sorted(set(round_.collectors.values()) - holders)
+        contacts = self._roster.contacts(0, only_active=False, among=set(holders))
+        if not contacts:
+            lacking = [session for session in lacking if self._roster.address(session)]
+            pushers = [session for session in sorted(holders) if self._roster.connection_of(session) is not None]
+            contacts = tuple(Contact(self._roster.peer(session), "") for session in pushers)
+            for session in lacking:
+                for pusher in pushers:
+                    self._send(pusher, Push(Contact(self._roster.peer(session), self._roster.address(session))))
+        parts = tuple(Held(*slot, round_.decisions[slot].attempt, round_.decisions[slot].digest) for slot in slots)
+        for session in lacking:
+            self._send(session, Fetch(round_.id, parts, contacts))
+        return bool(contacts and lacking)
 
     def _redo(self, round_: Round, slots: list[Slot], now: float) -> None:
         """Plan these parts again, as the next attempt, for those who are still in the round."""
@@ -965,7 +981,7 @@ class Core:
         if not left:
             return self._abandon(round_, "no data: every contributor was lost", now)
         links = [
-            replace(link, reduces=link.reduces and link.contact.peer not in round_.shunned)
+            replace(link, reduces=link.reduces and not round_.is_out(link.contact.peer))
             for link in self._links(round_.collectors, set(left))
         ]
         before = {slot: round_.reducer_of[slot] for slot in slots}
@@ -1008,7 +1024,7 @@ class Core:
             self._roster[accused.session].complaints |= {self.ledger.members[session].peer for session in witnesses}
         self._log(f"reducer {reducer} reported what cannot be in round {round_.id}: {what}", "warning")
         round_.undecide(reducer)
-        round_.shun(reducer, now)
+        round_.exclude(reducer, now)
         self._repair(round_, now)
 
     def _gather(self, round_: Round, now: float) -> None:
@@ -1169,7 +1185,7 @@ class Core:
         for session, ready in round_.ready.items():
             if session in self._roster:
                 self._roster[session].pending = 0 if session in included else ready.samples
-        contacts = self._roster.contacts(0, (), only_active=False, among=holders)
+        contacts = self._roster.contacts(0, (), only_active=False, among=holders or set(round_.collectors.values()))
         message = self._commit_message(record, contacts)
         for presence in self._roster:
             if presence.session in holders:

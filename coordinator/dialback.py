@@ -8,6 +8,7 @@ Neighbours: `performer` hands over what the core wants dialled, and takes what w
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 import grpc
@@ -21,6 +22,7 @@ from shoal.protocol.services import PING
 from shoal.protocol.tls import Credential, client_credentials
 from shoal.protocol.transfers import Ping
 
+LOG = logging.getLogger("shoal.coordinator")
 AT_ONCE = 8
 ANSWER_S = 8.0
 """How long one address may take to answer."""
@@ -39,7 +41,14 @@ class DialBacks:
     def dial(self, wanted: DialBack) -> None:
         """Begin this test, in the place of an earlier one of the same stream."""
         self.forget(wanted.connection)
-        self._tests[wanted.connection] = asyncio.create_task(self._test(wanted))
+        self._tests[wanted.connection] = test = asyncio.create_task(self._test(wanted))
+        test.add_done_callback(lambda test: self._ended(test, wanted.connection))
+
+    def _ended(self, test: asyncio.Task[None], connection: int) -> None:
+        """Whatever goes wrong in a test is no reason to believe an address."""
+        if not test.cancelled() and (error := test.exception()) is not None:
+            LOG.error("a dial-back failed in itself: %r", error, exc_info=error)
+            self._found(DialledBack(connection, "", f"the test itself failed: {type(error).__name__}"))
 
     def forget(self, connection: int) -> None:
         """The stream is over: nobody wants to know any more."""

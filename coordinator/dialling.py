@@ -41,12 +41,14 @@ class Way:
     seen_from: str = ""
     reach: Reach = Reach.UNTESTED
     pause_s: float = 0.0
-    """Before the last test."""
+    """Before the next test, if the last one failed."""
+    under_test: bool = False
 
     def after_hello(self, advertised: str, seen_from: str) -> Way:
         """The way to a member that says Hello again: what was found out holds until the next test, if it is the same way."""
-        reach = self.reach if (self.advertised, self.seen_from) == (advertised, seen_from) else Reach.UNTESTED
-        return Way(advertised, seen_from, reach if advertised else Reach.OUTBOUND)
+        if (self.advertised, self.seen_from) != (advertised, seen_from):
+            return Way(advertised, seen_from, Reach.UNTESTED if advertised else Reach.OUTBOUND)
+        return Way(advertised, seen_from, self.reach if advertised else Reach.OUTBOUND, self.pause_s)
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -62,10 +64,11 @@ class Way:
 
     def answered(self) -> None:
         """The member was reached."""
-        self.reach, self.pause_s = Reach.PROVEN, 0.0
+        self.reach, self.pause_s, self.under_test = Reach.PROVEN, 0.0, False
 
     def failed(self) -> None:
         """It was not; `pause_s` is how long to wait before the next test."""
+        self.under_test = False
         self.reach, self.pause_s = Reach.FAILED, min(max(FIRST_PAUSE_S, 2 * self.pause_s), LONGEST_PAUSE_S)
 
     def correction(self, address: str) -> Reachability:

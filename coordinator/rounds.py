@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -36,9 +36,9 @@ from shoal.protocol.messages import (
 
 Slot = tuple[Section, int]
 """A part without its attempt."""
-SETTLE_S = 0.5
+SETTLE_S = 1.0
 """After a loss, or after the last decision: how long what was delivered before may take to be reported."""
-SPREAD_AGAIN_S = 5.0
+SPREAD_AGAIN_S = 10.0
 """After so long, members are asked again to fetch what they lack."""
 
 
@@ -81,10 +81,12 @@ class Round:
     """When what members hold of an outgoing reducer's parts has had time to be reported."""
     lost: set[PeerId] = field(default_factory=set)
     """Whose contributions do not come any more, where they are not in yet."""
-    shunned: set[PeerId] = field(default_factory=set)
-    """Collectors that reduce no more in this round: others could not reach them, or their reports cannot be true."""
-    complained: dict[PeerId, PeerId] = field(default_factory=dict)
-    """Whom each collector could not reach first."""
+    excluded: set[PeerId] = field(default_factory=set)
+    """Collectors that reduce no more in this round: they restarted, are cut off, or reported what cannot be true."""
+    unreached: dict[PeerId, set[PeerId]] = field(default_factory=dict)
+    """Whom each collector could not reach; who is in here, and not excluded for saying so, reduces no more in this round."""
+    repair_at: float = math.inf
+    """When to look what is to be repaired: after each loss, and when what was done about it has had its time."""
     spread_at: dict[Slot, float] = field(default_factory=dict)
     """When members were last asked to fetch a part from each other."""
     refused: set[PeerId] = field(default_factory=set)
@@ -130,7 +132,9 @@ class Round:
     deadlines: Limits = field(default_factory=Limits)
     """What is waited for at most, now that the plan is known."""
     _undecided: Counter[PeerId] = field(default_factory=Counter)
-    """Parts that each reducer has not closed; this and the next two say what a look at all parts would, which may be thousands."""
+    """Parts that each reducer has not closed; this and the next three say what a look at all parts would, which may be many."""
+    _slots: defaultdict[PeerId, dict[Slot, None]] = field(default_factory=lambda: defaultdict(dict))
+    """The parts of each reducer."""
     _right: Counter[int] = field(default_factory=Counter)
     """Parts of which each session says to hold what was decided."""
     _doubted: dict[Slot, None] = field(default_factory=dict)
@@ -158,6 +162,7 @@ class Round:
         for share in plan.shares:
             for part in range(share.start, share.stop):
                 self.reducer_of[share.section, part] = share
+                self._slots[share.reducer.peer][share.section, part] = None
             self._undecided[share.reducer.peer] += share.stop - share.start
 
     def close_part(self, sender: PeerId, closed: PartClosed) -> str:
@@ -247,7 +252,7 @@ class Round:
         everyone = set(self.collectors.values())
         if self.everyone_holds_everything(everyone):
             return True
-        waited = now >= self.decided_at + delivery_s or self.settled(now)
+        waited = now >= self.decided_at + delivery_s or (self.settled(now) and self.lack_what_nobody_brings(everyone))
         return waited and all(len(self.holders(slot)) >= self.enough() for slot in self.reducer_of)
 
     def everyone_holds_everything(self, everyone: set[int]) -> bool:
@@ -258,16 +263,45 @@ class Round:
         """Somebody went out, and what was delivered until then, or decided since, has had time to be reported."""
         return self.settle_at is not None and now >= max(self.settle_at, (self.decided_at or 0.0) + SETTLE_S)
 
+    def lack_what_nobody_brings(self, everyone: set[int]) -> bool:
+        """Whether all that live members lack are parts of reducers that are out, or to be brought to who is cut off itself: they
+        have to fetch it."""
+        out = self._slots_of_those_out()
+        everyone = everyone - {session for peer, session in self.collectors.items() if peer in self.lost}
+        lacking = Counter(session for slot in out for session in everyone - self.holders(slot))
+        return all(len(self.reducer_of) - self._right[session] == lacking[session] for session in everyone)
+
     def lose(self, peer: PeerId, now: float) -> None:
         """A collector is gone for good."""
         del self.collectors[peer]
         self.lost.add(peer)
-        self.settle_at = now + SETTLE_S
+        self._unsettle(now)
 
     def cut_off(self, peer: PeerId, now: float) -> None:
         """A collector can neither contribute nor reduce any more; it still wants the result."""
         self.lost.add(peer)
-        self.shun(peer, now)
+        self.exclude(peer, now)
+
+    def exclude(self, reducer: PeerId, now: float) -> None:
+        """Let others reduce what this one has not closed, whoever reaches it."""
+        self.excluded.add(reducer)
+        self._unsettle(now)
+
+    def cannot_reach(self, complainer: PeerId, accused: PeerId, now: float) -> bool:
+        """A collector could not exchange bytes with another. Whether it is believed: it is the first that it could not reach, or
+        somebody else could not reach one of them either. Else it is the one that is cut off."""
+        mine = self.unreached.setdefault(complainer, set())
+        mine.add(accused)
+        self._unsettle(now)
+        others = set().union(*(them for peer, them in self.unreached.items() if peer != complainer))
+        return len(mine) == 1 or bool(mine & others)
+
+    def complainers(self, accused: PeerId) -> set[PeerId]:
+        """Who could not reach this peer."""
+        return {peer for peer, them in self.unreached.items() if accused in them}
+
+    def _unsettle(self, now: float) -> None:
+        self.settle_at, self.repair_at = now + SETTLE_S, now
 
     def forget(self, session: int) -> None:
         """A collector does not hold any more what it said that it holds."""
@@ -275,14 +309,9 @@ class Round:
             self._compare(slot, session, -1)
             held.pop(session, None)
 
-    def shun(self, reducer: PeerId, now: float) -> None:
-        """Let others reduce what this one has not closed."""
-        self.shunned.add(reducer)
-        self.settle_at = now + SETTLE_S
-
     def undecide(self, reducer: PeerId) -> None:
         """What this reducer reported cannot be true: none of its parts is decided."""
-        for slot in [slot for slot in self.decisions if self.reducer_of[slot].reducer.peer == reducer]:
+        for slot in [slot for slot in self._slots[reducer] if slot in self.decisions]:
             self._undecide(slot)
         self.decided_at = None
 
@@ -295,25 +324,22 @@ class Round:
 
     def is_out(self, reducer: PeerId) -> bool:
         """Whether this peer closes and hands out no parts any more."""
-        return reducer in self.shunned or reducer not in self.collectors
+        if reducer in self.excluded or reducer not in self.collectors:
+            return True
+        return bool(self.complainers(reducer) - self.excluded) or len(self.complainers(reducer)) > 1
 
     def enough(self) -> int:
         """How many live members must hold a part before it is safe."""
         return min(2, len(self.collectors))
 
+    def _slots_of_those_out(self) -> list[Slot]:
+        return sorted((slot for peer, slots in self._slots.items() if slots and self.is_out(peer) for slot in slots), key=_by_part)
+
     def to_redo(self, now: float) -> list[Slot]:
         """Parts that are to be reduced again, in order."""
-        if self.settle_at is None:
-            return []
-        settled = now >= self.settle_at
-        return sorted(
-            (
-                slot
-                for slot, share in self.reducer_of.items()
-                if self.is_out(share.reducer.peer) and (slot not in self.decisions or (settled and not self.holders(slot)))
-            ),
-            key=_by_part,
-        )
+        settled = self.settle_at is not None and now >= self.settle_at
+        out = self._slots_of_those_out()
+        return [slot for slot in out if slot not in self.decisions or (settled and not self.holders(slot))]
 
     def redo(self, shares: Iterable[Share], now: float) -> None:
         """These shares replace whatever was planned for their parts."""
@@ -323,8 +349,11 @@ class Round:
                 if slot in self.decisions:
                     self._undecide(slot)
                 self.spread_at.pop(slot, None)
-                self._undecided[self.reducer_of[slot].reducer.peer] -= 1
+                former = self.reducer_of[slot].reducer.peer
+                self._undecided[former] -= 1
                 self._undecided[share.reducer.peer] += 1
+                del self._slots[former][slot]
+                self._slots[share.reducer.peer][slot] = None
                 self.reducer_of[slot] = share
         self.decided_at, self.hurried_at = None, now
 
@@ -333,22 +362,25 @@ class Round:
         found: dict[frozenset[int], list[Slot]] = {}
         if self.settle_at is None or now < self.settle_at:
             return found
-        for slot in sorted(self.decisions, key=_by_part):
-            holders = self.holders(slot)
-            due = now >= self.spread_at.get(slot, -math.inf) + SPREAD_AGAIN_S
-            if due and self.is_out(self.reducer_of[slot].reducer.peer) and 0 < len(holders) < self.enough():
-                found.setdefault(frozenset(holders), []).append(slot)
+        for slot in self._slots_of_those_out():
+            if slot in self.decisions and now >= self.spread_at.get(slot, -math.inf) + SPREAD_AGAIN_S:
+                holders = self.holders(slot)
+                if 0 < len(holders) < self.enough():
+                    found.setdefault(frozenset(holders), []).append(slot)
         return found
+
+    def looked(self, now: float) -> None:
+        """What could be repaired now was; until the next loss only time brings more to do."""
+        times = [at + SPREAD_AGAIN_S for at in self.spread_at.values()]
+        if self.settle_at is not None:
+            times.append(self.settle_at)
+        self.repair_at = min((at for at in times if at > now), default=math.inf)
 
     def repair_times(self) -> list[float]:
         """When time alone may change what is to be repaired, or whether the repaired round may be committed."""
         if self.settle_at is None:
             return []
-        return [
-            self.settle_at,
-            max(self.settle_at, (self.decided_at or 0.0) + SETTLE_S),
-            *(at + SPREAD_AGAIN_S for at in self.spread_at.values()),
-        ]
+        return [self.repair_at, max(self.settle_at, (self.decided_at or 0.0) + SETTLE_S)]
 
     def replanned(self) -> tuple[Share, ...]:
         """All parts that are not in their first attempt, as they are planned now."""

@@ -649,6 +649,7 @@ class BulkPlane:
     async def _serve_ping(self, request: Ping, context: Any) -> Pong:
         if request.run != self._run:
             await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "another run lives here")
+        await self._down.admit(len(request.payload))
         wanted = min(request.want_bytes, PING_LIMIT_BYTES) if "peer" in tls.caller_of(context).rights else 0
         await self._up.admit(wanted)
         return Pong(self.me, request.nonce, bytes(wanted))

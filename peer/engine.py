@@ -329,7 +329,8 @@ class Engine:
                 self._result(key, digest, now)
             case PartFetchFailed(key, reason):
                 self._fetching_parts.discard(key)
-                self._fetch_failed(f"part {key.part} of round {key.round}: {reason}", (), now)
+                if self._is_committed(key.round):  # else the coordinator asks again, or has it reduced again
+                    self._fetch_failed(f"part {key.part} of round {key.round}: {reason}", (), now)
             case StreamFailed(round_id, peer, reason):
                 self._stream_failed(round_id, peer, reason)
             case _:
@@ -843,6 +844,9 @@ class Engine:
 
     def _contribution_refused(self, key: PartKey, peer: PeerId) -> None:
         reduction = self.reduction
+        if reduction is not None and reduction.is_to_come(key) and peer in reduction.weights:
+            reduction.refuse_for_later(key, peer)
+            return
         if reduction is None or not reduction.expects(key, peer):
             self.stale += 1
             return
@@ -883,13 +887,15 @@ class Engine:
     def _result(self, key: PartKey, digest: bytes, now: float) -> None:
         fetched = key in self._fetching_parts
         self._fetching_parts.discard(key)
-        if fetched and any(commit.round == key.round for commit in self._commits.values()):
+        if fetched and self._is_committed(key.round):
             self._note_bytes(key, digest)
             return
         reduction = self.reduction
         share = reduction.reducer_of.get((key.section, key.part)) if reduction is not None else None
         if reduction is None or reduction.round != key.round or share is None or share.attempt != key.attempt:
-            if reduction is not None and reduction.is_to_come(key):
+            if fetched:
+                self._note_bytes(key, digest)
+            elif reduction is not None and reduction.is_to_come(key):
                 reduction.keep_result_for_later(key, digest)
             else:
                 self.stale += 1
@@ -897,6 +903,10 @@ class Engine:
         self._hold(key, digest)
         if not reduction.complete() and self._have_at is None:
             self._have_at = now + HAVE_PAUSE_S
+
+    def _is_committed(self, round_id: int) -> bool:
+        """Whether an entry that is to be applied came of this round."""
+        return any(commit.round == round_id for commit in self._commits.values())
 
     def _note_bytes(self, key: PartKey, digest: bytes) -> None:
         self._fetched.setdefault(key.round, {})[key.section, key.part] = (key.attempt, digest)
@@ -939,7 +949,7 @@ class Engine:
 
     def _stream_failed(self, round_id: int, peer: PeerId, reason: str) -> None:
         reduction = self.reduction
-        if reduction is None or reduction.round != round_id or all(r.peer != peer for r in reduction.reducers()):
+        if reduction is None or reduction.round != round_id or peer not in reduction.dialled:
             self.stale += 1
             return
         self._say(Complaint(round_id, peer, reason[:500]))

@@ -438,7 +438,7 @@ class BeginReduce:
 
 @dataclass(frozen=True)
 class Collect:
-    """Open the bulk stream of this round to a reducer, to contribute and to receive its results."""
+    """Open the bulk stream of this round to a reducer, unless it is open, to contribute and to receive its results."""
 
     round: int
     reducer: Contact

@@ -149,6 +149,8 @@ class Exchange:
         self._returned: dict[PeerId, list[PartKey]] = {}
         self._frames: OrderedDict[tuple[PartKey, bool], bytes] = OrderedDict()
         self._unplanned: Counter[PeerId] = Counter()
+        self._ahead: dict[PartKey, tuple[PeerId, bytes]] = {}
+        """Results that came before word of their attempt: from whom, and the digest once it is known."""
         self._asked: dict[PeerId, dict[PartKey, None]] = {}
         self._own: deque[PartKey] = deque()
         self._own_lane: asyncio.Task[None] | None = None
@@ -188,6 +190,15 @@ class Exchange:
         self._own_parts = {key for key, owner in self._owners.items() if owner == self.tools.me}
         self._allowance = sum(self.tools.send_codec.encoded_size(spans) for key in self._own_parts if (spans := self.spans(key)))
         self._arrived_planned = Counter({peer: len(keys & self._own_parts) for peer, keys in self._arrived.items()})
+        for key, (sender, digest) in list(self._ahead.items()):
+            if (owner := self._owners.get(key)) is not None:
+                del self._ahead[key]
+                if sender != owner:
+                    self.results.pop(key, None)  # somebody spoke for the reducer, before there was one
+                elif digest:
+                    self.tools.emit(ResultArrived(key, digest))
+        for stream in self.inbound.values():
+            stream.plan_changed()
 
     def is_over(self, key: PartKey) -> bool:
         """Whether a later attempt at this part was planned."""
@@ -467,11 +478,11 @@ class Exchange:
         if self.inbound.get(peer) is stream:
             del self.inbound[peer]
             if not self.over and (self.missing(peer) or stream.owes):
-                self.spawn(self._await_return(peer, reason))
+                self.spawn(self._await_return(peer, reason, stream.owes))
 
-    async def _await_return(self, peer: PeerId, reason: str) -> None:
+    async def _await_return(self, peer: PeerId, reason: str, owed: bool) -> None:
         await asyncio.sleep(self.tools.limits.absence_s)
-        if peer not in self.inbound and not self.over:
+        if peer not in self.inbound and not self.over and (owed or self.missing(peer)):
             self.tools.emit(StreamFailed(self.plan.round, peer, f"{reason}; {self.missing(peer)} parts had not come"))
 
     # --- as collector -----------------------------------------------------------------------------------------------------------
@@ -490,6 +501,7 @@ class Exchange:
             return False
         if header.key not in self._owners:
             self._unplanned[reducer] += 1
+            self._ahead[header.key] = (reducer, b"")
         self.results[header.key] = b""
         return True
 
@@ -506,10 +518,13 @@ class Exchange:
             return "more results than there are parts" if self._unplanned[reducer] >= len(self.tools.vault.parts) else ""
         return "" if owner == reducer else "result from a peer that does not reduce the part"
 
-    async def collect(self, key: PartKey, payload: memoryview) -> None:
-        """Hash a final part, keep it, say so."""
-        self.results[key] = digest = await self.tools.workers.part(store_part, self.tools.vault, key, payload)
-        if not self.over:
+    async def collect(self, key: PartKey, payload: memoryview, reducer: PeerId) -> None:
+        """Hash a final part, keep it, say so; of an attempt that is to come, when it is known to be this reducer's."""
+        digest = await self.tools.workers.part(store_part, self.tools.vault, key, payload)
+        if key in self._ahead:
+            self._ahead[key], self.results[key] = (reducer, digest), digest
+        elif not self.over and self._owners.get(key) == reducer:
+            self.results[key] = digest
             self.tools.emit(ResultArrived(key, digest))
 
 
@@ -664,7 +679,7 @@ class Outbound:
                 continue
             self._moved = True
             await in_hand.acquire()
-            task = exchange.spawn(exchange.collect(header.key, payload))
+            task = exchange.spawn(exchange.collect(header.key, payload, self._reducer))
             task.add_done_callback(lambda _: in_hand.release())
 
     async def _watch(self) -> None:
@@ -692,6 +707,8 @@ class Inbound:
         self._outbox: deque[PartKey] = deque()
         self._more = asyncio.Event()
         self._ended = asyncio.Event()
+        self._limit: asyncio.Timeout | None = None
+        """Of the read that is under way."""
 
     @property
     def owes(self) -> bool:
@@ -702,6 +719,13 @@ class Inbound:
         """Write this result after those that were asked for before."""
         self._outbox.append(key)
         self._more.set()
+
+    def plan_changed(self) -> None:
+        """Other contributions than before may be missing, and there may be room for more."""
+        self.room.set()
+        if self._limit is not None:
+            owed, limit_s = self._exchange.missing(self._peer), self._exchange.tools.limits.progress_s
+            self._limit.reschedule(asyncio.get_running_loop().time() + limit_s if owed else None)
 
     def end(self) -> None:
         """The round is over, or another stream took this one's place."""
@@ -742,8 +766,9 @@ class Inbound:
             while exchange.crowded(self._peer):
                 self.room.clear()
                 await self.room.wait()
-            async with asyncio.timeout(limits.progress_s if exchange.missing(self._peer) else None):
+            async with asyncio.timeout(limits.progress_s if exchange.missing(self._peer) else None) as self._limit:
                 frame = await self._context.read()
+            self._limit = None
             if frame is _EOF:
                 break
             await exchange.received(frame)

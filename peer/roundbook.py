@@ -42,7 +42,7 @@ class Replanned:
     shares: list[Share] = field(default_factory=list)
     """One part each."""
     reducers: list[Contact] = field(default_factory=list)
-    """Those that had no part before."""
+    """Of these attempts, but this peer; a stream to some may be there."""
     lapsed: list[PartKey] = field(default_factory=list)
     """Attempts that this peer was making, and that count no more."""
     arrived: list[tuple[PartKey, bytes]] = field(default_factory=list)
@@ -66,7 +66,10 @@ class RoundBook:
         self.results: dict[Slot, Held] = {}
         self.unsaid: list[Held] = []
         """Results not yet reported to the coordinator."""
+        self.dialled: set[PeerId] = set()
+        """The other peers that reduced something at any time in this round."""
         self._early: dict[PartKey, set[PeerId]] = {}
+        self._early_refused: dict[PartKey, set[PeerId]] = {}
         self._early_results: dict[PartKey, bytes] = {}
         for share in plan.shares:
             self._take(share, now)
@@ -78,11 +81,13 @@ class RoundBook:
             self.own.pop(slot, None)
             if share.reducer.peer == self.me:
                 key = PartKey(self.round, share.section, part, share.attempt)
-                self.own[slot] = OwnPart(key, now + self.plan.deadline_s, self._early.pop(key, set()))
+                refused = sorted(self._early_refused.pop(key, ()))
+                self.own[slot] = OwnPart(key, now + self.plan.deadline_s, self._early.pop(key, set()), refused=refused)
+            else:
+                self.dialled.add(share.reducer.peer)
 
     def replan(self, shares: Iterable[Share], now: float) -> Replanned:
         """Take what was planned again; what was heard before, or belongs to no part of the plan, changes nothing."""
-        before = {contact.peer for contact in self.reducers()}
         found = Replanned()
         for share in shares:
             for part in range(share.start, share.stop):
@@ -98,7 +103,8 @@ class RoundBook:
                 if (digest := self._early_results.pop(key, None)) is not None:
                     found.arrived.append((key, digest))
         self.unsaid = [held for held in self.unsaid if self.results.get((held.section, held.part)) == held]
-        found.reducers.extend(contact for contact in self.reducers() if contact.peer not in before)
+        again = {share.reducer.peer: share.reducer for share in found.shares if share.reducer.peer != self.me}
+        found.reducers.extend(again.values())
         return found
 
     def is_to_come(self, key: PartKey) -> bool:
@@ -109,6 +115,10 @@ class RoundBook:
     def keep_for_later(self, key: PartKey, peer: PeerId) -> None:
         """A contribution to an attempt that is to come is here, encoded."""
         self._early.setdefault(key, set()).add(peer)
+
+    def refuse_for_later(self, key: PartKey, peer: PeerId) -> None:
+        """A contribution to an attempt that is to come is here, and cannot count."""
+        self._early_refused.setdefault(key, set()).add(peer)
 
     def keep_result_for_later(self, key: PartKey, digest: bytes) -> None:
         """A result of an attempt that is to come is here."""

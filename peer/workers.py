@@ -13,7 +13,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -42,21 +42,27 @@ class _Pool:
 
     def __init__(self, threads: int, name: str) -> None:
         self._queue: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
+        self._closed = False
         self._threads = [threading.Thread(target=self._run, name=f"{name}-{index}", daemon=True) for index in range(threads)]
         for thread in self._threads:
             thread.start()
 
     def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """What the work returns or raises; cancelled before it has begun it is not done."""
+        """What the work returns or raises; cancelled before it has begun it is not done. Raises RuntimeError after `close`."""
+        if self._closed:
+            raise RuntimeError("work for threads that were closed")
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._queue.put((work, done))
         return done
 
     def close(self) -> None:
         """Drop work that has not begun and wait for what has."""
-        while not self._queue.empty():
-            if (dropped := self._queue.get()) is not None and not dropped[1].get_loop().is_closed():
-                dropped[1].cancel()
+        self._closed = True
+        with contextlib.suppress(Empty):
+            while True:
+                dropped = self._queue.get_nowait()
+                if dropped is not None and not dropped[1].get_loop().is_closed():
+                    dropped[1].cancel()
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:

@@ -1173,7 +1173,7 @@ def test_who_cannot_reach_two_reducers_is_taken_to_be_cut_off_itself_and_still_c
     ada.says(Complaint(0, "cyd", "timed out"))
     assert bob.last(ContributorLost) == cyd.last(ContributorLost) == ContributorLost(0, "ada")
     assert {share.reducer.peer for share in cyd.last(Replan).shares} == {"bob", "cyd"}
-    assert stage.logged("round 0 goes on without ada, which could reach neither bob nor cyd")
+    assert stage.logged("round 0 goes on without ada, which alone could not reach bob, cyd")
     for peer in (bob, cyd):
         peer.closes_its_parts("bob", "cyd")
     cyd.has()
@@ -1183,6 +1183,63 @@ def test_who_cannot_reach_two_reducers_is_taken_to_be_cut_off_itself_and_still_c
     stage.wait(SETTLE_S)
     assert stage.journaled(RoundCommitted)
     assert ada.all(Commit)
+
+
+def test_two_reducers_that_two_others_cannot_reach_reduce_no_more_and_nobody_is_cut_off() -> None:
+    stage = Stage(spec(min_peers=4))
+    ann, bea, yan, zoe = stage.reducing("ann", "bea", "yan", "zoe")
+    for other in ("ann", "bea"):
+        for complainer in (yan, zoe):
+            complainer.says(Complaint(0, other, "timed out"))
+    assert not ann.all(ContributorLost)
+    for peer in (ann, bea, yan, zoe):
+        peer.closes_its_parts()
+    for peer in (ann, bea, yan, zoe):
+        peer.has()
+    assert {part.contributors for part in stage.journaled(RoundCommitted)[0].decisions} == {("ann", "bea", "yan", "zoe")}
+    for peer in (ann, bea, yan, zoe):
+        peer.is_ready()
+    assert {share.reducer.peer for share in stage.plan.shares} == {"yan", "zoe"}
+
+
+def test_a_member_is_not_cut_off_for_what_somebody_else_says_later_too() -> None:
+    stage = Stage(spec(min_peers=4))
+    ann, bea, yan, zoe = stage.reducing("ann", "bea", "yan", "zoe")
+    yan.says(Complaint(0, "ann", "timed out"))
+    yan.says(Complaint(0, "bea", "timed out"))
+    assert ann.last(ContributorLost) == ContributorLost(0, "yan")  # for all that is known now
+    zoe.says(Complaint(0, "bea", "timed out"))
+    zoe.says(Complaint(0, "ann", "timed out"))
+    assert not ann.all(Abandoned)
+    assert len(ann.all(ContributorLost)) == 1
+    zoe.closes_its_parts("ann", "bea", "zoe")
+    for peer in (ann, bea, yan, zoe):
+        peer.has()
+    assert stage.journaled(RoundCommitted)
+    for peer in (ann, bea, yan, zoe):
+        peer.is_ready()
+    assert {share.reducer.peer for share in stage.plan.shares} == {"yan", "zoe"}
+
+
+def test_a_part_that_only_a_member_holds_that_cannot_be_dialled_is_pushed() -> None:
+    stage = Stage(spec(min_peers=3))
+    ada, bob, cyd = stage.peer("ada"), stage.peer("bob", address=""), stage.peer("cyd")
+    for peer in (ada, bob, cyd):
+        peer.dial()
+        peer.is_at(0)
+    stage.wait(JOIN_WAIT_S)
+    for peer in (ada, bob, cyd):
+        peer.is_ready()
+    for peer in (ada, cyd):
+        peer.closes_its_parts()
+    (lost,) = (set(range(share.start, share.stop)) for share in stage.plan.shares if share.reducer.peer == "cyd")
+    bob.has()
+    ada.has(*(set(range(PARTS)) - lost))
+    cyd.breaks()
+    stage.wait(GRACE_S + SETTLE_S)
+    assert bob.all(Push) == [Push(Contact("ada", "ada:1"))]
+    assert ada.last(Fetch).contacts == (Contact("bob", ""),)
+    assert {held.part for held in ada.last(Fetch).parts} == lost
 
 
 @pytest.mark.parametrize("contributors", [(), ("ada", "ada"), ("ada", "eve")])

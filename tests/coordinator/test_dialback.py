@@ -107,6 +107,14 @@ async def test_an_address_that_swallows_everything_does_not_hold_the_others_up(
         assert (await scene.dial(plane.me, address)).address == address
 
 
+async def test_a_test_that_fails_in_itself_proves_nothing_and_is_said(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dialback.channels, "open_channel", None)
+    assert await scene.dial("f" * 32, "127.0.0.1:7") == DialledBack(1, "", "the test itself failed: TypeError")
+    assert "a dial-back failed in itself" in caplog.text
+
+
 async def test_a_test_is_replaced_by_a_later_one_of_its_stream_and_forgotten_with_it(
     scene: Scene, there: tuple[BulkPlane, str]
 ) -> None:

@@ -256,6 +256,8 @@ def test_after_a_loss_two_holders_are_enough_once_it_has_settled() -> None:
     assert not round_.may_commit(25.0, DELIVERY_S)
     round_.collectors["dot"] = 4
     round_.hold(4, Have(7, (held(0), held(1), held(2))))
+    assert not round_.may_commit(25.0, DELIVERY_S)  # bob may be about to bring cyd his part
+    holds(round_, "cyd", 2)
     assert not round_.may_commit(24.9, DELIVERY_S)
     assert round_.may_commit(25.0, DELIVERY_S)
 
@@ -308,11 +310,11 @@ def test_a_lost_contributor_that_reduces_nothing_leaves_nothing_to_redo() -> Non
     assert redone(round_, 30.0) == []
 
 
-def test_a_shunned_reducer_keeps_what_it_had_closed() -> None:
+def test_a_reducer_that_cannot_be_reached_keeps_what_it_had_closed() -> None:
     round_ = reducing()
     round_.close_part("ada", closed(0, "ada"))
     holds(round_, "ada", 0)
-    round_.shun("ada", 20.0)
+    assert round_.cannot_reach("bob", "ada", 20.0)
     assert redone(round_, 100.0) == [1]
 
 
@@ -324,9 +326,10 @@ def test_a_lost_reducers_decided_part_is_spread_by_the_only_one_who_holds_it() -
     assert spread(round_, 24.9) == {}
     assert spread(round_, 25.0) == {frozenset({SESSIONS["bob"]}): [0]}
     round_.spread_at[PARAMETERS, 0] = 25.0
-    assert spread(round_, 29.9) == {}
+    assert spread(round_, 24.9 + SPREAD_AGAIN_S) == {}
     assert spread(round_, 25.0 + SPREAD_AGAIN_S) == {frozenset({SESSIONS["bob"]}): [0]}
-    assert round_.repair_times() == [25.0, 25.0, 25.0 + SPREAD_AGAIN_S]
+    round_.looked(25.0)
+    assert round_.repair_times() == [25.0 + SPREAD_AGAIN_S, 25.0]
     holds(round_, "cyd", 0)
     assert spread(round_, 60.0) == {}
 

@@ -906,6 +906,8 @@ async def test_lost_parts_are_reduced_again_elsewhere_as_the_next_attempt(swarm:
         for share in again:
             for part in range(share.start, share.stop):
                 peer.plane.perform(ev.SendPart(PartKey(1, share.section, part, 1), share.reducer.peer))
+    for peer in survivors:
+        peer.plane.perform(ev.BeginReduce(replace(plan, shares=tuple(again))))
     await asyncio.gather(*(peer.collected() for peer in survivors))
     commit = commit_of(survivors, plan, 1)
     assert {decision.attempt for decision in commit.parts} == {0, 1}
@@ -945,6 +947,31 @@ async def test_a_part_that_goes_to_another_reducer_leaves_nothing_at_the_first(s
         return sum(isinstance(event, ev.ContributionArrived) and event.key.attempt == 1 for event in taking.events)
 
     await taking.until(lambda: again_here() == 2 * len(keys))
+
+
+@pytest.mark.parametrize("rightly", [True, False], ids=["by its reducer", "by another"])
+async def test_a_result_that_comes_before_word_of_its_attempt_counts_if_its_sender_is_then_the_reducer(
+    swarm: Swarm, rightly: bool
+) -> None:
+    me, hasty, good = await swarm(3)
+    publish([me])
+    plan = plan_for([me, hasty, good], 1, (1, 2, 3))
+    me.begin(plan)
+    exchange = me.plane._rounds[1]
+    part = next(share.start for share in plan.shares if share.reducer.peer == good.me)
+    key = PartKey(1, Section.PARAMETERS, part, 1)
+    header, early, late = exchange.header(key), memoryview(contribution(0, part)), memoryview(contribution(1, part))
+    assert exchange.expects(header, early, hasty.me)
+    await exchange.collect(key, early, hasty.me)
+    said = ev.ResultArrived(key, hashlib.sha256(early).digest())
+    assert said not in me.events
+    owner = hasty if rightly else good
+    me.plane.perform(ev.BeginReduce(replace(plan, shares=(Share(owner.contact, Section.PARAMETERS, part, part + 1, 1),))))
+    assert (said in me.events) is rightly
+    assert exchange.expects(header, late, good.me) is not rightly
+    if not rightly:
+        await exchange.collect(key, late, good.me)
+        assert ev.ResultArrived(key, hashlib.sha256(late).digest()) in me.events
 
 
 async def test_a_dropped_round_leaves_nothing_behind(swarm: Swarm) -> None:

@@ -908,7 +908,7 @@ def test_parts_that_are_reduced_again_are_sent_again_and_no_others() -> None:
     (begun,) = desk.did(BeginReduce)
     assert begun.plan.shares == (Share(CYD, PARAMETERS, 0, 1, 1),)
     assert desk.did(SendPart) == [SendPart(key(0, 0, attempt=1), "cyd")]
-    assert not desk.did(Collect)
+    assert desk.did(Collect) == [Collect(0, CYD)]  # the stream to it may have failed after its own parts had come
 
 
 def test_a_peer_that_reduces_a_part_now_adds_its_own_work_and_does_not_wait_for_the_lost() -> None:
@@ -991,6 +991,29 @@ def test_what_a_lost_reducer_does_not_return_is_fetched_and_reported() -> None:
     desk.wait(HAVE_PAUSE_S)
     held = {item.part for have in desk.said(Have) for item in have.items}
     assert held == {0, 2}
+
+
+def test_a_fetch_that_fails_in_a_round_disturbs_nothing_and_may_be_asked_for_again() -> None:
+    desk = Desk.reducing()
+    wanted = Fetch(0, (Held(PARAMETERS, 2, 0, digest(0, 2)),), (CYD,))
+    desk.hears(wanted)
+    assert desk.feed(PartFetchFailed(key(0, 2), "nobody answered")) == []
+    assert desk.hears(wanted) == [FetchPart(key(0, 2), digest(0, 2), (CYD,))]
+
+
+def test_a_contribution_that_is_refused_before_word_of_its_attempt_is_not_waited_for() -> None:
+    desk = Desk.reducing()
+    desk.feed(ContributionRefused(key(0, 0, attempt=1), "ada", "not finite"))
+    desk.hears(Replan(0, (Share(BOB, PARAMETERS, 0, 1, 1),)))
+    for peer in ("bob", "cyd"):
+        desk.feed(ContributionArrived(key(0, 0, attempt=1), peer))
+    assert desk.did(ClosePart) == [ClosePart(key(0, 0, attempt=1), 60.0)]
+
+
+def test_who_reduces_no_more_is_complained_about_still() -> None:
+    desk = Desk.reducing()
+    desk.hears(Replan(0, (Share(CYD, PARAMETERS, 0, 1, 1),)))
+    assert desk.feed(StreamFailed(0, "ada", "refused")) == [Say(1, 1, Complaint(0, "ada", "refused"))]
 
 
 # --- the commit -----------------------------------------------------------------------------------------------------------------

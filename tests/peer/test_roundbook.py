@@ -228,7 +228,7 @@ def test_parts_that_are_planned_again_change_hands_and_all_else_stays() -> None:
     again = books.replan((Share(CYD, PARAMETERS, 2, 3, 2), Share(BOB, PARAMETERS, 5, 6, 1)), now=200.0)
     assert [(share.start, share.reducer, share.attempt) for share in again.shares] == [(2, CYD, 2), (5, BOB, 1)]
     assert again.lapsed == [key(2)]
-    assert (again.reducers, again.arrived) == ([], [])
+    assert (again.reducers, again.arrived) == ([CYD], [])
     assert [(part.key, part.deadline) for part in books.own.values()] == [(key(3), 130.0), (key(4), 130.0), (key(5, 1), 230.0)]
     assert books.own[PARAMETERS, 3].arrived == {"ada"}
     assert books.results == {}  # both were of attempts that are over
@@ -251,9 +251,10 @@ def test_a_repair_that_is_told_with_older_ones_is_taken_part_by_part() -> None:
     assert [(share.start, share.stop) for share in again.shares] == [(4, 5)]
 
 
-def test_a_peer_that_had_no_part_is_named_as_a_new_reducer() -> None:
+def test_who_reduces_a_part_again_is_named_once() -> None:
     dot = Contact("dot", "dot:1")
-    assert book().replan((Share(dot, PARAMETERS, 0, 1, 1),), now=200.0).reducers == [dot]
+    shares = (Share(dot, PARAMETERS, 0, 1, 1), Share(BOB, PARAMETERS, 1, 2, 1), Share(dot, PARAMETERS, 5, 6, 1))
+    assert book().replan(shares, now=200.0).reducers == [dot]
 
 
 def test_who_has_no_part_left_is_not_a_reducer() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -41,8 +42,21 @@ async def test_work_that_was_cancelled_or_that_closing_finds_waiting_is_not_done
     cancelled, waiting = workers.part(done.append, "cancelled"), workers.part(done.append, "waiting")
     cancelled.cancel()
     assert await asyncio.to_thread(begun.wait, LIMIT_S)
-    threading.Timer(0.05, release.set).start()
+
+    def let_go() -> None:
+        while not waiting.cancelled():  # closing has dropped it
+            time.sleep(0.005)
+        release.set()
+
+    threading.Thread(target=let_go, daemon=True).start()
     workers.close()
     assert await held == "held"
     assert waiting.cancelled()
     assert done == []
+
+
+async def test_threads_that_were_closed_take_no_work() -> None:
+    workers = Workers(1)
+    workers.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        workers.part(len, "")

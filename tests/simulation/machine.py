@@ -855,9 +855,9 @@ class Machine:
         if target is None or not target.serves:
             self.later(self.world.latency(), self.feed, StreamFailed(round_id, reducer.peer, "cannot be dialled"))
             return
-        old = self.outbound.pop((round_id, reducer.peer), None)
-        if old is not None:
-            old.fail("replaced", loudly=False)
+        old = self.outbound.get((round_id, reducer.peer))
+        if old is not None and not old.broken:
+            return
         stream = BulkStream(self.world, round_id, self, target)
         self.outbound[round_id, reducer.peer] = stream
         self.world.after(self.world.latency(), target.accept, target.life, stream)

@@ -240,7 +240,8 @@ class Story:
         """Everybody reaches the newest version and the run goes on, or ends as it should."""
         start = self.judge.version
         goal = start + 3
-        waiting = [work for machine in self.machines.values() if machine.alive for work in self.judge.uncounted(machine)]
+        staying = [machine for machine in self.machines.values() if machine.alive and not machine.leaving]
+        waiting = [work for machine in staying for work in self.judge.uncounted(machine)]
 
         def good() -> bool:
             if self.over:

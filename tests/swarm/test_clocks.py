@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_clocks_ten_minutes_ahead_and_behind_change_nothing(swarms: Swarms) -> N
     assert same_models(models)
     assert {record.reason for record in journal_of(swarm) if isinstance(record, SessionEnded)} == {"left: the run is over"}
     for name in ("ahead", "behind"):
-        assert f"600 s {name}" in swarm.peers[name].log.read_text(), "and its volunteer is told, with both times"
+        assert re.search(rf"\b(59[89]|60[0-2]) s {name}", swarm.peers[name].log.read_text()), "and its volunteer is told"
 
 
 def test_a_step_that_never_lets_go_of_the_interpreter_is_no_silence(swarms: Swarms) -> None:

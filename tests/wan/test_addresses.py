@@ -77,6 +77,6 @@ def test_a_laptop_that_slept_and_woke_up_in_another_network_goes_on_by_itself(in
             after = internet.move("laptop")
             swarm.wait_for(lambda: "anna" not in known(swarm), 60, "the sleeper to be lost")
             stopped_at = status(swarm).version
-        swarm.wait_for(lambda: is_at(after), 90, "it to come back at {after}")
+        swarm.wait_for(lambda: is_at(after), 90, f"it to come back at {after}")
         swarm.wait_for(lambda: status(swarm).version >= stopped_at + 3, 90, "the run to go on")
         swarm.wait_for(lambda: working(swarm) == {"hub", "anna"}, 90, "work of both")
