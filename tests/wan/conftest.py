@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
 
 import pytest
 
@@ -37,6 +38,11 @@ class WanSwarm(LocalSwarm):
 
     def __enter__(self) -> WanSwarm:
         return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            print(self.explain())
+        super().__exit__(kind, error, trace)
 
     def create(self) -> None:
         invite = init(self.run_directory, self.spec, listen="0.0.0.0:0", enrol_listen="0.0.0.0:0", advertise=HUB)
