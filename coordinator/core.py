@@ -557,7 +557,7 @@ class Core:
             presence.standing = Standing.FETCHING
             self._send(session, Resync(said.version, agreed.root, "your copy differs from what was agreed"))
             return
-        presence.version = said.version
+        presence.version, presence.claim = said.version, (said.version, said.root)
         if presence.standing is not Standing.ACTIVE:
             presence.standing = Standing.ACTIVE
             self._rejoin_round(presence)
@@ -923,8 +923,10 @@ class Core:
             self.stale += 1  # that round's streams end with it
             return
         accused = self.ledger.member_of(said.peer)
-        if accused is None or accused.session == presence.session or round_.collectors.get(complainer) != presence.session:
+        if accused is None or accused.session == presence.session or said.peer in round_.excluded:
             return
+        if round_.collectors.get(complainer) != presence.session or round_.collectors.get(said.peer) != accused.session:
+            return  # one of the two is another membership than this round's
         if round_.cannot_reach(complainer, said.peer, now):
             evidence = round_.complainers(said.peer) - (round_.excluded if len(round_.complainers(said.peer)) == 1 else set())
             self._roster[accused.session].complaints |= evidence
@@ -951,29 +953,34 @@ class Core:
             return
         redo = round_.to_redo(now)
         for holders, slots in round_.to_spread(now).items():
-            if self._spread(round_, holders, slots, now):
-                round_.spread_at.update(dict.fromkeys(slots, now))
+            fresh = [slot for slot in slots if slot not in round_.spread_at]
+            redo += [slot for slot in slots if slot in round_.spread_at]  # they were asked for in vain
+            if fresh and self._spread(round_, holders, fresh):
+                round_.spread_at.update(dict.fromkeys(fresh, now))
             else:
-                redo += slots
+                redo += fresh
         round_.looked(now)
         if redo:
             self._redo(round_, redo, now)
 
-    def _spread(self, round_: Round, holders: frozenset[int], slots: list[Slot], now: float) -> bool:
+    def _spread(self, round_: Round, holders: frozenset[int], slots: list[Slot]) -> bool:
         """Whether members could be told to fetch these parts from the only ones who hold them; who cannot be dialled pushes."""
+        roster = self._roster
         lacking = sorted(set(round_.collectors.values()) - holders)
-        contacts = self._roster.contacts(0, only_active=False, among=set(holders))
+        reached = {s for s in holders if roster.dialable(s) and not round_.is_out(roster.peer(s))}
+        contacts = roster.contacts(0, only_active=False, among=reached)
         if not contacts:
-            lacking = [session for session in lacking if self._roster.address(session)]
-            pushers = [session for session in sorted(holders) if self._roster.connection_of(session) is not None]
-            contacts = tuple(Contact(self._roster.peer(session), "") for session in pushers)
+            lacking = [session for session in lacking if roster.address(session)]
+            pushers = [session for session in sorted(holders) if roster.connection_of(session) is not None]
+            contacts = tuple(Contact(roster.peer(session), "") for session in pushers)
             for session in lacking:
                 for pusher in pushers:
-                    self._send(pusher, Push(Contact(self._roster.peer(session), self._roster.address(session))))
+                    self._send(pusher, Push(Contact(roster.peer(session), roster.address(session))))
         parts = tuple(Held(*slot, round_.decisions[slot].attempt, round_.decisions[slot].digest) for slot in slots)
         for session in lacking:
             self._send(session, Fetch(round_.id, parts, contacts))
-        return bool(contacts and lacking)
+        away = any(roster.connection_of(session) is None for session in holders)  # expected back within grace
+        return bool(contacts and lacking) or away
 
     def _redo(self, round_: Round, slots: list[Slot], now: float) -> None:
         """Plan these parts again, as the next attempt, for those who are still in the round."""
@@ -1190,7 +1197,8 @@ class Core:
         for presence in self._roster:
             if presence.session in holders:
                 presence.promised = record.version
-            self._send(presence.session, message)
+            if not self._strays(presence, presence.claim[0]):  # no entry fits on a state that was never the run's
+                self._send(presence.session, message)
         if record.committed_tokens >= spec.end_tokens and ledger.stopping is None:
             self._journal(RunStopping("", f"all {spec.end_tokens} tokens are trained"))
         elif spec.evaluation.every and record.version % spec.evaluation.every == 0:

@@ -268,8 +268,11 @@ class Round:
         have to fetch it."""
         out = self._slots_of_those_out()
         everyone = everyone - {session for peer, session in self.collectors.items() if peer in self.lost}
+        lacks = {session: len(self.reducer_of) - self._right[session] for session in everyone}
+        if any(parts > len(out) for parts in lacks.values()):
+            return False
         lacking = Counter(session for slot in out for session in everyone - self.holders(slot))
-        return all(len(self.reducer_of) - self._right[session] == lacking[session] for session in everyone)
+        return all(lacks[session] == lacking[session] for session in everyone)
 
     def lose(self, peer: PeerId, now: float) -> None:
         """A collector is gone for good."""
@@ -288,17 +291,18 @@ class Round:
         self._unsettle(now)
 
     def cannot_reach(self, complainer: PeerId, accused: PeerId, now: float) -> bool:
-        """A collector could not exchange bytes with another. Whether it is believed: it is the first that it could not reach, or
-        somebody else could not reach one of them either. Else it is the one that is cut off."""
+        """A collector could not exchange bytes with another. Whether it is believed: not if it is alone with what it says of two,
+        or names more than half of all. Then it is the one that is cut off."""
         mine = self.unreached.setdefault(complainer, set())
         mine.add(accused)
         self._unsettle(now)
         others = set().union(*(them for peer, them in self.unreached.items() if peer != complainer))
-        return len(mine) == 1 or bool(mine & others)
+        alone = {peer for peer in mine - others - self.excluded if peer in self.collectors}
+        return len(alone) <= 1 and 2 * len(mine) <= max(2, len(self.collectors))
 
     def complainers(self, accused: PeerId) -> set[PeerId]:
-        """Who could not reach this peer."""
-        return {peer for peer, them in self.unreached.items() if accused in them}
+        """Who, of those who are still here, could not reach this peer."""
+        return {peer for peer, them in self.unreached.items() if accused in them and peer in self.collectors}
 
     def _unsettle(self, now: float) -> None:
         self.settle_at, self.repair_at = now + SETTLE_S, now

@@ -331,8 +331,8 @@ class Engine:
                 self._fetching_parts.discard(key)
                 if self._is_committed(key.round):  # else the coordinator asks again, or has it reduced again
                     self._fetch_failed(f"part {key.part} of round {key.round}: {reason}", (), now)
-            case StreamFailed(round_id, peer, reason):
-                self._stream_failed(round_id, peer, reason)
+            case StreamFailed():
+                self._stream_failed(event)
             case _:
                 assert_never(event)
         self._advance(now)
@@ -947,12 +947,13 @@ class Engine:
             self._early_plan, self._after_plan = None, []
         self._forget_rounds(round_id)
 
-    def _stream_failed(self, round_id: int, peer: PeerId, reason: str) -> None:
+    def _stream_failed(self, event: StreamFailed) -> None:
+        """Complain about who could not be dialled; who dialled this peer complains by itself."""
         reduction = self.reduction
-        if reduction is None or reduction.round != round_id or peer not in reduction.dialled:
+        if reduction is None or reduction.round != event.round or event.peer not in reduction.dialled or not event.dialled:
             self.stale += 1
             return
-        self._say(Complaint(round_id, peer, reason[:500]))
+        self._say(Complaint(event.round, event.peer, event.reason[:500]))
 
     # --- everything that time and the newest facts allow ------------------------------------------------------------------------
 

@@ -221,6 +221,8 @@ class StreamFailed:
     round: int
     peer: PeerId
     reason: str
+    dialled: bool = True
+    """False: the peer opened it, which says nothing about the way to that peer."""
 
 
 @dataclass(frozen=True)

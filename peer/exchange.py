@@ -483,7 +483,9 @@ class Exchange:
     async def _await_return(self, peer: PeerId, reason: str, owed: bool) -> None:
         await asyncio.sleep(self.tools.limits.absence_s)
         if peer not in self.inbound and not self.over and (owed or self.missing(peer)):
-            self.tools.emit(StreamFailed(self.plan.round, peer, f"{reason}; {self.missing(peer)} parts had not come"))
+            why = f"{reason}; {self.missing(peer)} parts had not come"
+            LOG.warning("%s did not come back to this reducer in round %d: %s", peer, self.plan.round, why)
+            self.tools.emit(StreamFailed(self.plan.round, peer, why, dialled=False))
 
     # --- as collector -----------------------------------------------------------------------------------------------------------
 
@@ -723,7 +725,7 @@ class Inbound:
     def plan_changed(self) -> None:
         """Other contributions than before may be missing, and there may be room for more."""
         self.room.set()
-        if self._limit is not None:
+        if self._limit is not None and not self._limit.expired():
             owed, limit_s = self._exchange.missing(self._peer), self._exchange.tools.limits.progress_s
             self._limit.reschedule(asyncio.get_running_loop().time() + limit_s if owed else None)
 
@@ -744,7 +746,8 @@ class Inbound:
         except TimeoutError:
             missing, limit_s = exchange.missing(self._peer), exchange.tools.limits.progress_s
             reason = f"no progress within {limit_s:g} s, {missing} parts missing, {len(self._outbox)} results not taken"
-            exchange.tools.emit(StreamFailed(exchange.plan.round, self._peer, reason))
+            LOG.warning("the stream from %s in round %d was ended: %s", self._peer, exchange.plan.round, reason)
+            exchange.tools.emit(StreamFailed(exchange.plan.round, self._peer, reason, dialled=False))
             if exchange.inbound.get(self._peer) is self:
                 del exchange.inbound[self._peer]
             code = grpc.StatusCode.DEADLINE_EXCEEDED
@@ -766,9 +769,11 @@ class Inbound:
             while exchange.crowded(self._peer):
                 self.room.clear()
                 await self.room.wait()
-            async with asyncio.timeout(limits.progress_s if exchange.missing(self._peer) else None) as self._limit:
-                frame = await self._context.read()
-            self._limit = None
+            try:
+                async with asyncio.timeout(limits.progress_s if exchange.missing(self._peer) else None) as self._limit:
+                    frame = await self._context.read()
+            finally:
+                self._limit = None
             if frame is _EOF:
                 break
             await exchange.received(frame)

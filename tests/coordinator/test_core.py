@@ -906,6 +906,18 @@ def test_a_round_commits_when_everybody_holds_every_part() -> None:
     assert commit.contacts == (Contact("ada", "ada:1"), Contact("bob", "bob:1"))
 
 
+def test_a_peer_that_came_with_another_version_0_hears_of_no_entry_before_it_has_the_runs() -> None:
+    stage = Stage()
+    ada, bob = stage.members("ada", "bob")
+    eve = stage.peer("eve")
+    eve.dial(version=0, root=root(0, other=9))
+    stage.commit_round([ada, bob])
+    assert not eve.all(Commit)
+    eve.is_at(1)
+    stage.commit_round([ada, bob, eve])
+    assert eve.last(Commit).version == 2
+
+
 def test_a_commit_is_journaled_before_it_is_announced() -> None:
     stage = Stage()
     ada, bob = stage.reducing("ada", "bob")
@@ -1075,12 +1087,36 @@ def test_a_lost_reducers_part_that_one_member_holds_is_fetched_by_the_others_and
     stage.wait(0.1)
     wanted = Fetch(0, (Held(Section.PARAMETERS, 2, 0, digest(2)),), (Contact("ada", "ada:1"),))
     assert (bob.all(Fetch), ada.all(Fetch)) == ([wanted], [])
-    stage.wait(SPREAD_AGAIN_S)
-    assert bob.all(Fetch) == [wanted, wanted]
     bob.has()
     (record,) = stage.journaled(RoundCommitted)
     assert [part.contributors for part in record.decisions] == [("ada", "bob", "cyd")] * PARTS
     assert not ada.all(Replan)
+
+
+def test_a_part_that_was_asked_for_in_vain_is_reduced_again() -> None:
+    stage = Stage(spec(min_peers=3))
+    ada, bob, cyd = stage.reducing("ada", "bob", "cyd")
+    for peer in (ada, bob, cyd):
+        peer.closes_its_parts()
+    ada.has()
+    bob.has(0, 1)
+    cyd.breaks()
+    stage.wait(GRACE_S + SETTLE_S + SPREAD_AGAIN_S - 0.1)
+    assert not bob.all(Replan)
+    stage.wait(0.1)
+    assert [(share.start, share.attempt) for share in bob.last(Replan).shares] == [(2, 1)]
+    assert len(bob.all(Fetch)) == 1
+
+
+def test_a_lone_survivor_finishes_whatever_the_dead_said_of_it() -> None:
+    stage = Stage()
+    ada, bob = stage.reducing("ada", "bob")
+    bob.says(Complaint(0, "ada", "timed out"))
+    bob.breaks()
+    stage.wait(GRACE_S)
+    ada.closes_its_parts("ada")
+    ada.has()
+    assert stage.journaled(RoundCommitted)
 
 
 def test_a_lost_reducers_decided_part_that_nobody_holds_is_reduced_again_once_that_is_sure() -> None:

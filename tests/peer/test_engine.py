@@ -895,6 +895,7 @@ def test_a_result_of_an_attempt_that_is_over_or_of_another_round_is_dropped() ->
 def test_a_broken_stream_to_a_reducer_is_complained_about_and_another_is_not() -> None:
     desk = Desk.reducing()
     assert desk.feed(StreamFailed(0, "ada", "x" * 600)) == [Say(1, 1, Complaint(0, "ada", "x" * 500))]
+    assert desk.feed(StreamFailed(0, "ada", "no progress", dialled=False)) == []
     assert desk.feed(StreamFailed(1, "ada", "refused")) == []
     assert desk.feed(StreamFailed(0, "dot", "refused")) == []
 

@@ -1009,7 +1009,7 @@ class Machine:
         if theirs and reduction is not None:
             del reduction.inbound[other]
         if mine or theirs:
-            self.feed(StreamFailed(stream.round, other, reason))
+            self.feed(StreamFailed(stream.round, other, reason, dialled=mine))
 
     # --- the volunteer ----------------------------------------------------------------------------------------------------------
 

@@ -227,14 +227,14 @@ class Story:
         self.meeting.frozen_until = world.now
         if not self.over:
             self.meeting.ask(Resume())
-        staying = [machine for machine in self.machines.values() if not machine.left]
+        staying = [machine for machine in self.machines.values() if not (machine.left or machine.leaving)]
         training = [machine for machine in staying if not machine.helper]
         if len(training) < max(2, self.spec.run.min_peers) or not self._survives(staying):
             staying = list(self.machines.values())
         for machine in staying:
             if not (machine.left and self.over):
                 machine.crash_soon(10**9)
-                world.after(world.random.uniform(0, 2), machine.start)
+                world.after(world.random.uniform(0, 2) + (10 if machine.leaving else 0), machine.start)
 
     def _must_go_on(self) -> None:
         """Everybody reaches the newest version and the run goes on, or ends as it should."""
