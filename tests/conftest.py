@@ -6,7 +6,7 @@
   (`nothing_is_left_behind`).
 - `--seed N` replays a simulation; without it a fixed one is used.
 - Hypothesis sets no time limit for an example: other tests run beside it.
-- All slow tests run in one xdist worker, one after another, so that swarms of processes do not slow each other down.
+- Tests that use network namespaces wait for each other (`internet`): they share one address of this machine.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for mark, limit_s in (("soak", SOAK_LIMIT_S), ("slow", SLOW_LIMIT_S)):
             if item.get_closest_marker(mark) is None:
                 continue
-            item.add_marker(pytest.mark.xdist_group("slow"))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(limit_s))
 

@@ -321,7 +321,8 @@ class Story:
         if machine is None:
             return
         burns = self.world.chance(self.world.weather.machine_loss) and self.world.now > self.judge.burned_at + BURN_PAUSE_S
-        if burns and self._survives([other for other in self.machines.values() if other is not machine]):
+        others = [other for other in self.machines.values() if other is not machine]
+        if burns and self._survives(others) and not self._is_counted_on(machine, others):
             self.judge.burned_at = self.world.now
             machine.burn()
         elif self.world.random.random() < 0.5:
@@ -336,6 +337,14 @@ class Story:
     def _restart(self, machine: Machine) -> None:
         if not machine.left and self.rough:
             machine.start()
+
+    def _is_counted_on(self, machine: Machine, others: list[Machine]) -> bool:
+        """Whether a round may be committed on this machine's word before it is missed. That, and the loss of the only other member
+        at the same time, is more than a swarm without snapshots survives."""
+        plan = self.judge.plans.get(self.judge.opened.round) if self.judge.opened is not None else None
+        if plan is None or machine.peer not in plan.members:
+            return False
+        return sum(other.alive and other.peer in plan.members for other in others) < 2
 
     def _survives(self, machines: list[Machine]) -> bool:
         """Whether these machines still have all that was committed, and one can be dialled, to bring it to and fetch it from."""

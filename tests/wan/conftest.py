@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -21,10 +22,13 @@ from tests.wan.internet import HUB, Internet, why_not
 
 @pytest.fixture
 def internet() -> Iterator[Internet]:
-    if reason := why_not():
-        pytest.skip(reason)
-    with Internet() as made:
-        yield made
+    """One at a time, whatever other workers do: each has the same address of this machine."""
+    with Path(__file__).open() as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        if reason := why_not():
+            pytest.skip(reason)
+        with Internet() as made:
+            yield made
 
 
 class WanSwarm(LocalSwarm):
