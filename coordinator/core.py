@@ -928,11 +928,10 @@ class Core:
         if round_.collectors.get(complainer) != presence.session or round_.collectors.get(said.peer) != accused.session:
             return  # one of the two is another membership than this round's
         if round_.cannot_reach(complainer, said.peer, now):
-            evidence = round_.complainers(said.peer) - (round_.excluded if len(round_.complainers(said.peer)) == 1 else set())
-            self._roster[accused.session].complaints |= evidence
-            way = self._roster[accused.session].way
-            if way.reach is Reach.PROVEN and not way.under_test:
-                self._test_way(self._roster[accused.session])
+            dialled = self._roster[accused.session]
+            dialled.complaints |= round_.believed(said.peer)
+            if dialled.way.reach is Reach.PROVEN and not dialled.way.under_test:
+                self._test_way(dialled)
         elif complainer not in round_.lost:
             for other in self._roster:  # what somebody else says as well stays said
                 if round_.complainers(self._roster.peer(other.session)) <= {complainer}:

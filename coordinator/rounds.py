@@ -304,6 +304,11 @@ class Round:
         """Who, of those who are still here, could not reach this peer."""
         return {peer for peer, them in self.unreached.items() if accused in them and peer in self.collectors}
 
+    def believed(self, accused: PeerId) -> set[PeerId]:
+        """Whose word counts against this peer: one that is excluded itself is not believed alone."""
+        complainers = self.complainers(accused)
+        return complainers if len(complainers) > 1 else complainers - self.excluded
+
     def _unsettle(self, now: float) -> None:
         self.settle_at, self.repair_at = now + SETTLE_S, now
 
@@ -328,9 +333,7 @@ class Round:
 
     def is_out(self, reducer: PeerId) -> bool:
         """Whether this peer closes and hands out no parts any more."""
-        if reducer in self.excluded or reducer not in self.collectors:
-            return True
-        return bool(self.complainers(reducer) - self.excluded) or len(self.complainers(reducer)) > 1
+        return reducer in self.excluded or reducer not in self.collectors or bool(self.believed(reducer))
 
     def enough(self) -> int:
         """How many live members must hold a part before it is safe."""
