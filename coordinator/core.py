@@ -97,6 +97,7 @@ from shoal.protocol.entries import brief, whole_catch_up, whole_commit
 from shoal.protocol.messages import (
     NO_SESSION,
     NO_VERSION,
+    SINCE_MINOR,
     Abandoned,
     Applied,
     Barred,
@@ -130,7 +131,6 @@ from shoal.protocol.messages import (
     PeerId,
     Plan,
     Push,
-    Reachability,
     Ready,
     Refused,
     Replan,
@@ -164,8 +164,6 @@ FRESH_HEARTBEATS = 1.5
 """Who was not heard for longer may be gone already: no leaver's copy is given up on its account."""
 SEND_OFF_S = 30.0
 """How long a drained member may take to say goodbye."""
-_SINCE_MINOR: dict[type, int] = {Leave: 1, Barred: 1, Reachability: 2, Measure: 2, Fetch: 2}
-"""Messages that peers of an older minor version do not know, and are not sent."""
 BRIEF_SINCE_MINOR = 2
 """Peers of an older minor version want each part of an entry to say who is in it."""
 
@@ -1317,7 +1315,7 @@ class Core:
             elif presence.sent_off_at is None and presence.session not in busy:
                 presence.sent_off_at = now
                 self._look_out(presence)
-                if presence.minor >= _SINCE_MINOR[Leave]:
+                if presence.minor >= SINCE_MINOR[Leave]:
                     self._send(presence.session, Leave("an operator drains it"))
                 else:
                     self._end(presence.session, "was drained by an operator", now, may_return=False)
@@ -1341,7 +1339,7 @@ class Core:
 
     def _send(self, session: int, body: FromCoordinator) -> None:
         connection = self._roster.connection_of(session)
-        if connection is None or self._roster[session].minor < _SINCE_MINOR.get(type(body), 0):
+        if connection is None or self._roster[session].minor < SINCE_MINOR.get(type(body), 0):
             return
         if self._roster[session].minor < BRIEF_SINCE_MINOR:
             body = whole_commit(body) if isinstance(body, Commit) else whole_catch_up(body) if isinstance(body, CatchUp) else body

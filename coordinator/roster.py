@@ -12,14 +12,7 @@ from dataclasses import dataclass, field
 
 from shoal.coordinator.dialling import Reach, Way
 from shoal.coordinator.ledger import Ledger
-from shoal.protocol.messages import NO_VERSION, Contact, Heartbeat, PeerId
-
-PUSHES_SINCE = 1
-"""The minor version of the protocol that brought Push."""
-
-
-MEASURES_SINCE = 2
-"""The one that brought Measure."""
+from shoal.protocol.messages import NO_VERSION, SINCE_MINOR, Contact, Heartbeat, Measure, PeerId, Push
 
 
 class Standing(enum.Enum):
@@ -133,7 +126,7 @@ class Roster:
         """Who holds the newest version and could bring it to `seeker`, which can be dialled; preferably not one that failed."""
         if not self.dialable(seeker):
             return None
-        here = (p for p in self if p.standing is Standing.ACTIVE and p.connection is not None and p.minor >= PUSHES_SINCE)
+        here = (p for p in self if p.standing is Standing.ACTIVE and p.connection is not None and p.minor >= SINCE_MINOR[Push])
         holders = sorted((p for p in here if p.session != seeker), key=lambda p: p.session)
         able = [p for p in holders if self.peer(p.session) not in failed] or holders
         return able[seeker % len(able)] if able else None
@@ -159,7 +152,7 @@ class Roster:
         the one with the fastest link that is known."""
         able = [p for p in self._active() if self.dialable(p.session)]
         for seeker in self._active():
-            if seeker.asked_to_measure or seeker.minor < MEASURES_SINCE or all(_rates(seeker)):
+            if seeker.asked_to_measure or seeker.minor < SINCE_MINOR[Measure] or all(_rates(seeker)):
                 continue
             if others := [p for p in able if p is not seeker]:
                 best = max(others, key=lambda p: (p.way.reach is Reach.PROVEN, min(_rates(p)), -p.session))

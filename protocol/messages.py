@@ -579,6 +579,10 @@ FromCoordinator = (
 )
 
 
+SINCE_MINOR: dict[type, int] = {Leave: 1, Barred: 1, Push: 1, Reachability: 2, Measure: 2, Fetch: 2}
+"""Messages that peers of an older minor version do not know, and are not sent."""
+
+
 @dataclass(frozen=True)
 class Envelope:
     """A message with the ids of the conversation it belongs to. Hello travels with session 0 and term 0."""
