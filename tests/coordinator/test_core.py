@@ -285,18 +285,19 @@ class Stage:
     def peer(self, name: str, address: str | None = None) -> Peer:
         return Peer(self, name, f"{name}:1" if address is None else address)
 
-    def members(self, *names: str) -> list[Peer]:
-        """These join, one after another; the first builds version 0; all hold it, and a round is open."""
-        peers = [self.peer(name) for name in names]
+    def members(self, *names: str, undialable: str = "") -> list[Peer]:
+        """These join, one after another; the first builds version 0; all hold it, and a round is open. `undialable`: names of those
+        that others cannot dial."""
+        peers = [self.peer(name, address="" if name in undialable.split() else None) for name in names]
         for peer in peers:
             peer.dial()
             peer.is_at(0)
         self.wait(JOIN_WAIT_S)
         return peers
 
-    def reducing(self, *names: str) -> list[Peer]:
+    def reducing(self, *names: str, undialable: str = "") -> list[Peer]:
         """The same, and everybody's work for the first round is planned."""
-        peers = self.members(*names)
+        peers = self.members(*names, undialable=undialable)
         for peer in peers:
             peer.is_ready()
         return peers
@@ -958,13 +959,7 @@ def test_a_round_without_a_commit_is_abandoned_in_time() -> None:
 
 def test_losing_a_contributor_that_reduces_nothing_lets_the_others_finish() -> None:
     stage = Stage(spec(min_peers=3))
-    ada, bob, cyd = stage.peer("ada"), stage.peer("bob"), stage.peer("cyd", address="")
-    for peer in (ada, bob, cyd):
-        peer.dial()
-        peer.is_at(0)
-    stage.wait(JOIN_WAIT_S)
-    for peer in (ada, bob, cyd):
-        peer.is_ready()
+    ada, bob, cyd = stage.reducing("ada", "bob", "cyd", undialable="cyd")
     cyd.breaks()
     stage.wait(GRACE_S)
     assert ada.last(ContributorLost) == bob.last(ContributorLost) == ContributorLost(0, "cyd")
@@ -977,13 +972,7 @@ def test_losing_a_contributor_that_reduces_nothing_lets_the_others_finish() -> N
 
 def test_a_contributor_that_died_after_its_parts_were_closed_counts() -> None:
     stage = Stage(spec(min_peers=3))
-    ada, bob, cyd = stage.peer("ada"), stage.peer("bob"), stage.peer("cyd", address="")
-    for peer in (ada, bob, cyd):
-        peer.dial()
-        peer.is_at(0)
-    stage.wait(JOIN_WAIT_S)
-    for peer in (ada, bob, cyd):
-        peer.is_ready()
+    ada, bob, cyd = stage.reducing("ada", "bob", "cyd", undialable="cyd")
     for peer in (ada, bob):
         peer.closes_its_parts()
     cyd.breaks()
@@ -1050,13 +1039,7 @@ def test_a_round_whose_every_contributor_is_lost_has_no_data() -> None:
 
 def test_a_round_without_a_reducer_that_others_can_dial_is_abandoned() -> None:
     stage = Stage(spec(min_peers=3))
-    ada, bob, cyd = stage.peer("ada"), stage.peer("bob", address=""), stage.peer("cyd", address="")
-    for peer in (ada, bob, cyd):
-        peer.dial()
-        peer.is_at(0)
-    stage.wait(JOIN_WAIT_S)
-    for peer in (ada, bob, cyd):
-        peer.is_ready()
+    ada, bob, _cyd = stage.reducing("ada", "bob", "cyd", undialable="bob cyd")
     ada.breaks()
     stage.wait(GRACE_S)
     assert bob.last(Abandoned) == Abandoned(0, "no member that is left can be dialled by the others")
@@ -1259,13 +1242,7 @@ def test_a_member_is_not_cut_off_for_what_somebody_else_says_later_too() -> None
 
 def test_a_part_that_only_a_member_holds_that_cannot_be_dialled_is_pushed() -> None:
     stage = Stage(spec(min_peers=3))
-    ada, bob, cyd = stage.peer("ada"), stage.peer("bob", address=""), stage.peer("cyd")
-    for peer in (ada, bob, cyd):
-        peer.dial()
-        peer.is_at(0)
-    stage.wait(JOIN_WAIT_S)
-    for peer in (ada, bob, cyd):
-        peer.is_ready()
+    ada, bob, cyd = stage.reducing("ada", "bob", "cyd", undialable="bob")
     for peer in (ada, cyd):
         peer.closes_its_parts()
     (lost,) = (set(range(share.start, share.stop)) for share in stage.plan.shares if share.reducer.peer == "cyd")
